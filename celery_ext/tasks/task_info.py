@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.inspection.backlog import Waiting
 from kombu_delayed.inspection.lookup import Found
 from kombu_delayed.message import clock
+from kombu_delayed.message.packing import Glance
 from kombu_delayed.message.wait import Wait
 from kombu_delayed.store.shards import queue_of
 
@@ -89,6 +90,8 @@ class TaskInfo:
 
     @classmethod
     def waiting(cls, queue: str, waiting: Waiting) -> TaskInfo:
+        if (seen := waiting.seen) is not None:
+            return cls._unread(queue_of(queue), waiting, seen)
         kept = waiting.kept
         return cls(
             "delayed",
@@ -99,6 +102,35 @@ class TaskInfo:
             reason=Wait.in_message(kept.message).reason,
             member=waiting.member,
         )
+
+    @classmethod
+    def _unread(cls, queue: str, waiting: Waiting, seen: Glance) -> TaskInfo:
+        """One whose message is read when it is first asked for."""
+        info = cls.__new__(cls)
+        info.__dict__.update(
+            state="delayed",
+            queue=queue,
+            step=seen.step,
+            due_ms=seen.due_ms,
+            member=waiting.member,
+            task=seen.task.decode(errors="replace"),
+            _waiting=waiting,
+        )
+        return info
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """The message of one that was not read before."""
+            if name != "message":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            message = self.__dict__["message"] = self._waiting.kept.message
+            return message
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies in other processes."""
+        _ = self.message
+        return {name: value for name, value in vars(self).items() if name != "_waiting"}
 
     @cached_property
     def payload(self) -> dict[str, Any]:

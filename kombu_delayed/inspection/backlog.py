@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..connection.commands import numbers
+from ..errors import MessageError
+from ..message.compressing import expand
 from ..message.envelope import Kept, open_kept, step_char
-from ..message.packing import unpack
+from ..message.packing import Glance, glance, unpack
 from ..message.ticket import lane_in, reason_of
+from ..message.zstd import Codec
 from ..store.global_limits import is_pool
 from ..store.keys import literal
 from ..store.scripts import Call
@@ -35,15 +39,46 @@ _KINDS = (
 NEVER_MS = 2**53
 
 
-class Waiting(NamedTuple):
+class Waiting:
     """A delayed message. `member` is its name in the backlog: its id, or more where ids repeat.
 
-    `compressed` is its record as scripts see it, where that is compressed, and else empty.
+    `kept` is read when it is first asked for, and `seen` is what is known of it before, if
+    anything.
     """
 
-    member: str
-    kept: Kept
-    compressed: bytes = b""
+    __slots__ = "_codec", "_compressed", "_kept", "_record", "member", "seen"
+
+    def __init__(self, member: str, kept: Kept | None = None, compressed: bytes = b"") -> None:
+        self.member = member
+        self.seen: Glance | None = None
+        self._kept = kept
+        self._compressed = compressed
+        self._record = b""
+        self._codec: Codec | None = None
+
+    @classmethod
+    def unread(cls, member: str, record: bytes, seen: Glance, codec: Codec | None) -> Waiting:
+        """One whose record is packed, and the codec of one that is compressed as well."""
+        self = cls(member)
+        self.seen, self._record, self._codec = seen, record, codec
+        return self
+
+    @property
+    def kept(self) -> Kept:
+        """Its step, due time and text."""
+        if self._kept is None:
+            text = record = unpack(self.member, self._record)
+            if self._codec is not None:
+                self._compressed = record
+                with suppress(MessageError):  # what is damaged stays as it is
+                    text = expand(record, self._codec)
+            self._kept = open_kept(text)
+        return self._kept
+
+    @property
+    def compressed(self) -> bytes:
+        """Its record as scripts see it, where that is compressed, and else empty."""
+        return self._compressed if self.kept else b""
 
     @property
     def id(self) -> str:
@@ -97,7 +132,8 @@ class Backlog:
     ) -> Iterator[list[Waiting]]:
         """All messages due in `[due_after_ms, due_before_ms)`, by due time, a bounded page a call.
 
-        Only those with `needle` in their text, if one is given. What is scheduled or moved
+        Only those with `needle` in the text of a header, if one is given; compressed messages are
+        all returned, since the server cannot read them. What is scheduled or moved
         meanwhile may be in a page or not; nothing else is passed over. `size` is how many messages
         a call looks at.
         """
@@ -236,6 +272,11 @@ def waiting_in(store: Store, queue: str, answer: Sequence[bytes]) -> list[Waitin
 
 def waiting_of(store: Store, queue: str, member: str, record: bytes) -> Waiting:
     """A message as the backlog has it. Raises CompressionError, MessageError."""
+    seen = glance(record)
+    if seen is not None:
+        codec = store.dictionaries.codec(queue, seen.version) if seen.version else None
+        if codec is not None or not seen.version:
+            return Waiting.unread(member, record, seen, codec)
     record = unpack(member, record)
     text = store.readable(queue, record)
     return Waiting(member, open_kept(text), b"" if text is record else record)

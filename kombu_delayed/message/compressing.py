@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from base64 import b64decode, b64encode
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..errors import MessageError
 from . import zstd
-from .packing import BEFORE_ETA, BEHIND_UTC, COMPRESSED, pack, unpack
+from .packing import BEFORE_ETA, BEFORE_FRAME, BEHIND_UTC, COMPRESSED, HEADERS, pack, unpack
 
 #: In every compressed message, and in no other one of Kombu's: quotes in its texts are escaped.
 MARK = b'"x-zstd": "'
@@ -40,11 +40,7 @@ _RETRIES = re.compile(r'"group_index": ?[^,"{}]*, ?"retries": ?(\d+)')
 _UNUSUAL = re.compile(r'"delayed_(?:answer|until|unique)":')
 _SENDER = '"delivery_tag": "', '"origin": "', '"reply_to": "', '"eta": "'
 
-_COMPRESSED = re.compile(
-    rb"([^{]?\d*)\{(" + _FRONT.encode() + rb')"headers": \{"lang": "py", "task": "([^"]*)", '
-    rb'"id": "([^"]*)"([^{}]*)\}, "x-zstd": "(.{8}).{8}([^"]*)"(.*)',
-    re.DOTALL,
-)
+_IN_FRONT = re.compile(rb"[^{]?\d*\{" + _FRONT.encode())
 _RECORD = re.compile(rb".\d*\x01" + COMPRESSED, re.DOTALL)
 _UTC = re.compile(BEFORE_ETA + b'([^"]*)' + re.escape(BEHIND_UTC) + b'"')
 _ETA = re.compile(rb'"eta": ?(null|"[^"]*")')
@@ -52,6 +48,7 @@ _RETRIED = re.compile(rb'("group_index": ?[^,"{}]*, ?"retries": ?)\d+')
 
 #: Bytes that have a meaning outside of a frame, and how a frame has them.
 _ESCAPES = (b"\1", b"\0011"), (b"\0", b"\0010"), (b'"', b"\0012"), (b"\\", b"\0013")
+_UNESCAPES = _ESCAPES[::-1]
 
 
 class Unknown(MessageError):
@@ -94,9 +91,9 @@ def learn(dictionary: bytes) -> bytes:
     return version
 
 
-def is_known(version: bytes) -> bool:
-    """Whether a dictionary is at hand."""
-    return version in _codecs
+def known(version: bytes) -> zstd.Codec | None:
+    """The codec of a dictionary that is at hand."""
+    return _codecs.get(version)
 
 
 def codec(version: bytes) -> zstd.Codec:
@@ -124,10 +121,10 @@ def split(id: str, text: str) -> Parts | None:
 
 def _decoded(body: str) -> bytes | None:
     try:
-        raw = b64decode(body, validate=True)
+        raw = a2b_base64(body)
     except ValueError:
         return None
-    return raw if b64encode(raw).decode() == body else None
+    return raw if b2a_base64(raw, newline=False).decode() == body else None
 
 
 def _head(before: str, eta: str, behind: str) -> str | None:
@@ -180,36 +177,58 @@ def compress(id: str, front: str, text: str, version: bytes) -> str | bytes:
     return b"%b\1%b%b-%b}" % (front.encode(), COMPRESSED, eta_form, b"".join(lengths))
 
 
-def expand(text: bytes) -> bytes:
+def expand(text: bytes, by: zstd.Codec | None = None) -> bytes:
     """A message, or a record with a message, as it was before it was compressed.
 
-    Raises Unknown where its dictionary has to be learnt first, MessageError where it is damaged.
+    `by` is the codec, if its reader has that at hand. Raises Unknown where its dictionary has to be
+    learnt first, MessageError where it is damaged.
     """
-    found = _COMPRESSED.fullmatch(text)
-    if found is None:
+    at = text.find(HEADERS)
+    behind = text.find(BEFORE_FRAME, at)
+    fields = text[at + len(HEADERS) : behind].split(b'"', 5)
+    if at < 0 or behind < 0 or len(fields) < 6 or not _is_front(text[:at]):
         return text
-    step, front, task, id, head, version, frame, end = found.groups()
-    for byte, escape in reversed(_ESCAPES):
-        frame = frame.replace(escape, byte)
-    parts = codec(version).decompress(frame).split(b"\0", 3)
+    task, _, _, _, id, head = fields
+    frame, _, end = text[behind + len(BEFORE_FRAME) :].partition(b'"')
     eta = _ETA.search(head)
+    zipped = frame[16:]
+    for byte, escape in _UNESCAPES:
+        zipped = zipped.replace(escape, byte)
+    content = (by or codec(frame[:8])).decompress(zipped)
+    parts = content.split(b"\0", 3)
     if len(parts) != 4 or eta is None:
         raise MessageError("the compressed message is damaged")
-    between, before, behind, body = parts
-    if retried := _RETRIED.search(head):
-        behind = _RETRIED.sub(lambda each: each[1] + retried[0][len(retried[1]) :], behind, count=1)
-    return b'%b{%b"body": "%b"%b{"lang": "py", "task": "%b", "id": "%b"%b%b%b%b' % (
-        step,
-        front,
-        b64encode(body),
-        between,
-        task,
-        id,
-        before.replace(b"\1", id),
-        eta[1],
-        behind.replace(b"\1", id),
-        end,
+    between, before, tail, body = parts
+    if b'"retries"' in head and (retried := _RETRIED.search(head)):
+        number = retried[0][len(retried[1]) :]
+        tail = _RETRIED.sub(lambda each: each[1] + number, tail, count=1)
+    return b"".join(
+        (
+            text[:at],
+            b'"body": "',
+            b2a_base64(body, newline=False),
+            b'"',
+            between,
+            b'{"lang": "py", "task": "',
+            task,
+            b'", "id": "',
+            id,
+            b'"',
+            before.replace(b"\1", id),
+            eta[1],
+            tail.replace(b"\1", id),
+            end,
+        )
     )
+
+
+def _is_front(text: bytes) -> bool:
+    """Whether this may be in front of a compressed message: most have nothing, or the due time."""
+    if text.find(b"{") == len(text) - 1 or (
+        text.startswith(b'{"due_ms":', 1) and text.find(b'"', 11) < 0
+    ):
+        return True
+    return _IN_FRONT.fullmatch(text) is not None
 
 
 def undone(command: Sequence[Any]) -> tuple[list[Any], str]:

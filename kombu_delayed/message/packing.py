@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import NamedTuple
 
 #: Behind the arguments, in base64; by the last letters.
 _BODY_ENDS = {
@@ -38,8 +39,14 @@ _NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {
 #: The first of the three letters in a record that is compressed.
 COMPRESSED = b"z"
 
+#: In a compressed message: in front of its task, and of the version, digest and frame.
+HEADERS, BEFORE_FRAME = b'"headers": {"lang": "py", "task": "', b'}, "x-zstd": "'
+
 #: In front of the ETA of such a record, and behind it, where it is in UTC: not stored.
 BEFORE_ETA, BEHIND_UTC = b', "eta": "', b"+00:00"
+
+#: Step, due time, and what shows that a record is packed.
+_LONGEST_FRONT = 20
 
 _FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
 
@@ -95,6 +102,33 @@ def _two_letters(number: int) -> str:
     return number.to_bytes(2, "big").decode("latin-1")
 
 
+class Glance(NamedTuple):
+    """What is known of a packed record that is not unpacked.
+
+    `version` is that of the dictionary, of one that is compressed.
+    """
+
+    step: int
+    due_ms: int
+    task: bytes
+    version: bytes
+
+
+def glance(record: bytes) -> Glance | None:
+    """Look at a record of the backlog; None: it is not packed, or a policy lets it wait."""
+    at = record.find(b"\1", 2, _LONGEST_FRONT)
+    if at < 0 or not (due_ms := record[1:at]).isdigit() or b'"wait"' in record:
+        return None
+    begin, version = at + 4, b""
+    if record[at + 1 : at + 2] == COMPRESSED:
+        begin += 2 + int.from_bytes(record[begin : begin + 2], "big")
+    end = begin + 2 + int.from_bytes(record[begin : begin + 2], "big")
+    if record[at + 1 : at + 2] == COMPRESSED:
+        head = end + 2 + int.from_bytes(record[end : end + 2], "big")
+        version = record[head + 2 : head + 10]
+    return Glance(record[0] - 48, int(due_ms), record[begin + 2 : end], version)
+
+
 def unpack(field: str | bytes, record: bytes) -> bytes:
     """A record as it was before it was packed, if it is; `field` is its name in the hash."""
     front = _FRONT.match(record)
@@ -143,7 +177,7 @@ def _parts_in(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     return parts, at
 
 
-_WHOLE_COMPRESSED = b'%b{%b"headers": {"lang": "py", "task": "%b", "id": "%b"%b}, "x-zstd": "%b"%b'
+_WHOLE_COMPRESSED = b"%b{%b" + HEADERS + b'%b", "id": "%b"%b' + BEFORE_FRAME + b'%b"%b'
 _WHOLE = (
     b"%b{%b%b" + _BEHIND_BODY.encode() + b'%b", "id": "%b", "shadow": null, "eta": %b'
     b', "argsrepr": "%b", "kwargsrepr": "%b", "origin": "%b", "ignore_result": %b%b'

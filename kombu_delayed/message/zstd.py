@@ -23,6 +23,9 @@ SHORTEST_PART, LONGEST_PART = 200, 2_000
 #: What cannot be longer than this is not trusted to be a message.
 LONGEST_BYTES = 64 * 2**20
 
+#: From here on the first byte of a frame says that its content may be longer than 65 kB.
+_LONG = 0x80
+
 
 @cache
 def is_installed() -> bool:
@@ -70,26 +73,26 @@ class Codec:
 
     def compress(self, content: bytes) -> bytes:
         """One frame, without what all frames begin with."""
-        return _used(self._compressors, self._new_compressor, content)[len(_MAGIC) :]
+        try:
+            use = self._compressors.pop()
+        except IndexError:
+            use = self._new_compressor()
+        frame = use(content)
+        self._compressors.append(use)
+        return frame[len(_MAGIC) :]
 
     def decompress(self, frame: bytes) -> bytes:
         """What was compressed. Raises MessageError for what is not a frame of ours."""
         try:
-            return _used(self._decompressors, self._new_decompressor, _MAGIC + frame)
+            use = self._decompressors.pop()
+        except IndexError:
+            use = self._new_decompressor()
+        try:
+            content = use(_MAGIC + frame)
         except Exception as error:  # each library has errors of its own
             raise MessageError(f"the compressed message is damaged: {error}") from error
-
-
-def _used(
-    idle: list[Callable[[bytes], bytes]], make: Callable[[], Callable[[bytes], bytes]], data: bytes
-) -> bytes:
-    try:
-        use = idle.pop()
-    except IndexError:
-        use = make()
-    found = use(data)
-    idle.append(use)
-    return found
+        self._decompressors.append(use)
+        return content
 
 
 def _makers(
@@ -106,14 +109,16 @@ def _makers(
         return library.ZstdCompressor(level=_LEVEL, dict_data=shared, **options).compress
 
     def new_decompressor() -> Callable[[bytes], bytes]:
-        context = library.ZstdDecompressor(dict_data=shared)
+        decompress: Callable[[bytes], bytes] = library.ZstdDecompressor(dict_data=shared).decompress
 
-        def decompress(frame: bytes) -> bytes:
-            if not 0 <= library.frame_content_size(frame) <= LONGEST_BYTES:
+        def checked(frame: bytes) -> bytes:
+            if frame[len(_MAGIC)] >= _LONG and not (
+                0 <= library.frame_content_size(frame) <= LONGEST_BYTES
+            ):
                 raise MessageError("it is too long, or does not say how long it is")
-            return bytes(context.decompress(frame))
+            return decompress(frame)
 
-        return decompress
+        return checked
 
     return new_compressor, new_decompressor
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from kombu.utils.json import loads
-from redis.exceptions import ResponseError
 
+from ..connection.stock import stock_consumers
 from ..errors import MessageError
 from ..message.envelope import due, open_envelope, to_json
 from ..store.store import CALL_LIMIT
@@ -49,24 +48,13 @@ class ToDelayed(Migration):
         """Stock workers that run would run a second time what is taken from them early."""
         if self.older_than_seconds >= self.channel.visibility_timeout:
             return []
-        running = self._stock_consumers()
+        running = stock_consumers(self.client)
         if not running:
             return []
         return [
             f"{len(running)} stock consumers are connected ({', '.join(running[:5])}): what they "
             "hold would run twice. Stop them first"
         ]
-
-    def _stock_consumers(self) -> list[str]:
-        """Clients that wait as only the stock transport's consumers do."""
-        database = str(self.client.connection_pool.connection_kwargs.get("db") or 0)
-        with contextlib.suppress(ResponseError):  # the user may not list clients
-            return [
-                f"{each.get('name') or 'client'} {each['addr']}"
-                for each in self.client.client_list()
-                if each.get("cmd") == "brpop" and each.get("db") == database
-            ]
-        return []
 
     def steps(self) -> Iterator[int]:
         """First what stock workers held, then the ready lists."""

@@ -283,8 +283,13 @@ class Caller:
         """
         if compressing.MARK not in text:
             return text
-        with suppress(MessageError):
-            return self.dictionaries.readable(queue, text)
+        try:
+            return compressing.expand(text)
+        except compressing.Unknown:
+            with suppress(MessageError):
+                return self.dictionaries.readable(queue, text)
+        except MessageError:
+            pass
         return text
 
     def together(self, calls: Sequence[Call]) -> list[Any]:

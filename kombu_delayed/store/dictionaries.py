@@ -162,9 +162,16 @@ class Dictionaries:
             self._learn(queue, error.version)
         return compressing.expand(text)
 
+    def codec(self, queue: str, version: bytes) -> zstd.Codec | None:
+        """The codec of a version; None where the queue has lost it. Raises CompressionError."""
+        if (known := compressing.known(version)) is not None:
+            return known
+        self._learn(queue, version)
+        return compressing.known(version)
+
     def _learn(self, queue: str, version: bytes) -> None:
         """Have a dictionary of a queue at hand; where the queue has lost it, nothing happens."""
-        if compressing.is_known(version):
+        if compressing.known(version) is not None:
             return
         found = self._store.run("HGET", self._store.keys(queue).dictionaries, version)
         if found is not None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,17 @@ def test_control(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
     assert delayed.get(three) is None
     assert delayed.get(four).state == "ready"
     assert delayed.cancel_many(Query(task="record")).changed == 4
+
+
+def test_what_was_found_is_as_what_was_looked_up(app: Celery, delayed: Delayed) -> None:
+    _, id = send(app, 2, headers={"tenant": "t"})
+    found = {info.id: info for info in delayed.find(task="rec*")}[id]
+    assert "message" not in vars(found), "it is read when it is asked for"
+    assert (found.task, found.due_ms, found.state) == ("record", delayed.get(id).due_ms, "delayed")
+    assert pickle.loads(pickle.dumps(found)) == found == replace(delayed.get(id), member=id)
+    assert found.as_dict()["tenant"] == "t"
+    with pytest.raises(AttributeError, match="no attribute 'color'"):
+        found.color  # noqa: B018
 
 
 def test_many_at_once(app: Celery, delayed: Delayed, client: redis.Redis) -> None:

@@ -125,6 +125,27 @@ def test_messages_are_small(store: Store, client: redis.Redis) -> None:
     assert all(is_compressed(kept(client, each.id)) for each in some)
 
 
+def test_what_a_page_has_found_is_read_when_it_is_asked_for(
+    store: Store, client: redis.Redis, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue may have been emptied since then, and its dictionaries be gone."""
+    store.schedule("q", [Entry(ID, 0, text, "3000")])
+    (waiting,), _ = Backlog(store, "q").page(due_after_ms=2500)
+    assert waiting.seen is None or waiting.seen[:2] == (0, 3000)
+    assert waiting.seen is None or f'"task": "{waiting.seen.task.decode()}"' in text
+    client.flushall()
+    monkeypatch.setattr(compressing, "_codecs", {})
+    assert waiting.kept == (0, 3000, text.encode())
+    monkeypatch.undo()
+
+
+def test_most_are_not_read_before_they_are_asked_for(store: Store) -> None:
+    store.schedule("q", [Entry(ID, 0, task(ID), "3000")])
+    (waiting,), _ = Backlog(store, "q").page(due_after_ms=2500)
+    assert waiting.seen is not None
+    assert is_compressed(waiting.compressed)
+
+
 # Changes by scripts, which cannot decompress.
 
 

@@ -104,6 +104,21 @@ def test_it_is_read_page_by_page(store: Store, text: str) -> None:
     assert [(each.member, each.kept.message) for each in found] == [(ID, text.encode())]
 
 
+def test_a_search_on_the_server_passes_over_no_text_of_its_headers(store: Store, text: str) -> None:
+    """Also where packing leaves that out, or has cut it."""
+    store.schedule("q", [Entry(ID, 0, text, "3000")])
+
+    def found(needle: str) -> list[str]:
+        page, _ = Backlog(store, "q").page(due_after_ms=2500, needle=needle)
+        return [each.member for each in page]
+
+    payload = json.loads(text)
+    named = {**payload["headers"], **payload["properties"], "route": "celery"}
+    words = [json.dumps(each)[1:-1] for each in named.values() if isinstance(each, str)]
+    assert {word: found(word) for word in words if word} == {word: [ID] for word in words if word}
+    assert found(words[0][:-1] + "?") == found("no_such_word") == []
+
+
 def test_copies_with_one_id(store: Store, client: redis.Redis, text: str) -> None:
     other = text.replace("delivery_tag", "other_tag")
     assert store.schedule("q", [Entry(ID, 0, text, "2000")]).delayed == 1

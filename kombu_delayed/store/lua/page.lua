@@ -6,8 +6,9 @@
 --   until_ms: due before then
 --   limit: look at so many
 --   limit_bytes: and at no more when so much is to be returned
---   needle: return only messages with this text in them (or empty); and those that are compressed
--- include: buckets start may_have
+--   needle: return only messages with this text in them (or empty), and those that are compressed; it may pass over a text of
+--   the body
+-- include: buckets start has_needle
 -- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, its record, packed or not, …};
 --   O(limit)
 
@@ -75,7 +76,7 @@ while left > 0 and bytes < limit_bytes do
   end
   if #members > 0 then
     for i, kept in ipairs(bucket_read_all(messages, members)) do
-      if kept and (needle == '' or may_have(unpacked(members[i], kept), needle)) then
+      if kept and has_needle(members[i], kept) then
         answer[#answer + 1], answer[#answer + 2] = members[i], kept
         bytes = bytes + #kept
       end

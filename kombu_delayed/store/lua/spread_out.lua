@@ -19,5 +19,5 @@ for i = 1, #page[2], 2 do
   redis.call('HSETNX', bucket_name(hash, layout.last, hash_of(field)), field, packed(field, value))
   redis.call('HDEL', hash, field)
 end
-left_bucket(hash, hash, 0)
+left_buckets(hash, {hash})
 return page[1]

@@ -53,11 +53,27 @@ local function bucket_has(key, field)
   return (bucket_find(key, field)) ~= false
 end
 
--- The values of fields, packed or not; false for those that are not there.
+-- The values of fields, packed or not; false for those that are not there. Of a bucket that has several, they are read
+-- in one go.
 local function bucket_read_all(key, fields)
-  if (layouts[key] or layout_of(key)).last == 0 then return redis.call('HMGET', key, unpack(fields)) end
-  local found = {}
-  for i, field in ipairs(fields) do found[i] = bucket_find(key, field) end
+  local layout = layouts[key] or layout_of(key)
+  if layout.last == 0 then return redis.call('HMGET', key, unpack(fields)) end
+  local found, size, together = {}, PER_GENERATION ^ layout.last, {}  -- bucket -> its fields, and their places
+  if size * 4 > #fields then
+    for i, field in ipairs(fields) do found[i] = bucket_find(key, field) end
+    return found
+  end
+  for i, field in ipairs(fields) do
+    local n = hash_of(field) % size
+    local each = together[n] or {fields = {}, places = {}}
+    together[n] = each
+    each.fields[#each.fields + 1], each.places[#each.places + 1] = field, i
+  end
+  for n, each in pairs(together) do
+    for i, value in ipairs(redis.call('HMGET', key .. ':' .. size + n, unpack(each.fields))) do
+      found[each.places[i]] = value or (bucket_find(key, each.fields[i]))
+    end
+  end
   return found
 end
 
@@ -103,8 +119,9 @@ local function leave_first(key)
   layouts[key] = {first = 0, last = 0}
 end
 
-local function left_bucket(key, bucket, generation)
-  if generation <= layouts[key].first and redis.call('EXISTS', bucket) == 0 then leave_first(key) end
+-- Fields have left these buckets of the first generation.
+local function left_buckets(key, names)
+  if #names > 0 and redis.call('EXISTS', unpack(names)) < #names then leave_first(key) end
 end
 
 -- Returns how many of the fields were there, and their values, packed or not; false for those that were not.
@@ -118,15 +135,19 @@ local function bucket_take_all(key, fields)
     end
     return count, found
   end
+  local left, is_left = {}, {}
   for i, field in ipairs(fields) do
     local value, bucket, generation = bucket_find(key, field)
     found[i] = value
     if value then
       redis.call('HDEL', bucket, field)
-      left_bucket(key, bucket, generation)
       count = count + 1
+      if generation <= layouts[key].first and not is_left[bucket] then
+        left[#left + 1], is_left[bucket] = bucket, true
+      end
     end
   end
+  left_buckets(key, left)
   return count, found
 end
 

@@ -27,7 +27,7 @@ local BEHIND_REPLY = '", "delivery_mode": 2, "delivery_info": {"exchange": "'
 local BEHIND_ROUTE = ', "body_encoding": "base64", "delivery_tag": "'
 
 local function id_of_field(field)
-  return field:match('^(.*)\31%d+$') or field
+  return field:find('\31', 1, true) and field:match('^(.*)\31%d+$') or field
 end
 
 local HEADERS, ZSTD = '"headers": {"lang": "py", "task": "', '}, "x-zstd": "'

@@ -1,0 +1,24 @@
+"""Workers of Kombu's own Redis transport, as far as a server knows of them."""
+
+from __future__ import annotations
+
+from redis import Redis
+from redis.exceptions import ResponseError
+
+
+def stock_consumers(client: Redis) -> list[str]:
+    """Clients that wait with `BRPOP` in the database of this one.
+
+    The stock transport's consumers do, and so may other programs. Empty if the user may not list
+    clients.
+    """
+    database = str(client.connection_pool.connection_kwargs.get("db") or 0)
+    try:
+        clients = client.client_list(_type="normal")
+    except ResponseError:
+        return []
+    return [
+        f"{each.get('name') or 'client'} {each['addr']}"
+        for each in clients
+        if each.get("cmd") == "brpop" and each.get("db") == database
+    ]
