@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from time import perf_counter
@@ -17,10 +17,13 @@ from celery_ext.control.counts import ConsumerInfo
 from celery_ext.control.delayed import Delayed
 from celery_ext.tasks.formatting import number, plain, queues_word, tasks_word
 from kombu_delayed.connection.format import MAJOR
+from kombu_delayed.connection.stock import stock_consumers
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.inspection.doctor import Finding
+from kombu_delayed.message import zstd
 from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.queue_metrics import Metrics
+from kombu_delayed.store.shards import label
 from kombu_delayed.transport.server_checks import inspect, numbers_of
 
 #: The oldest versions that work.
@@ -65,6 +68,7 @@ def check_up(delayed: Delayed, queue: str | None, findings: list[Finding]) -> It
     if (format := delayed.store.format) is not None and format.major:
         text = "\n".join(wrong["format"].examples) if "format" in wrong else ""
         yield Check("format of the data", f"{format.major}, the newest is {MAJOR}", text)
+    yield _compression(delayed, queue)
     yield _app(delayed)
     yield from _queues(delayed, queue)
 
@@ -142,6 +146,37 @@ def _memory_used(server: Redis) -> float:
     return int(memory["used_memory"]) / most if most else 0.0
 
 
+def _compression(delayed: Delayed, queue: str | None) -> Check:
+    store = delayed.store
+    shards = delayed.shards(queue)
+    fields = [("HMGET", store.keys(each).dictionaries, "current", "count") for each in shards]
+    found = dict(zip(shards, store.run.many(fields), strict=True))
+    compressed = [
+        f"{label(each)} has dictionary {current.decode()}"
+        + (f", the newest of {count.decode()}" if count != b"1" else "")
+        for each, (current, count) in found.items()
+        if current
+    ]
+    if not compressed and not store.compression:
+        return Check("compression", "off")
+    text = "on in this app" if store.compression else "off in this app"
+    text += f"; {_some(compressed, shown=str)}" if compressed else "; no queue is compressed yet"
+    text += "; the extra zstd is " + ("installed" if zstd.is_installed() else "not installed here")
+    remedies = []
+    if not zstd.is_installed():
+        remedies.append(
+            "wherever these queues are read, run: pip install 'kombu-delayed[zstd]'; a worker "
+            "without it does not start"
+        )
+    if stock := [] if store.cluster else stock_consumers(store.client):
+        remedies.append(
+            f"{number(len(stock))} {'client waits' if len(stock) == 1 else 'clients wait'} with "
+            f"BRPOP ({stock[0]}): a stock worker loses compressed messages, so stop it, or give it "
+            "another database"
+        )
+    return Check("compression", text, "\n".join(remedies))
+
+
 def _app(delayed: Delayed) -> Check:
     is_installed = getattr(delayed.app, "delayed", None) is not None
     text = "celery_ext is installed" if is_installed else "the transport alone"
@@ -207,9 +242,9 @@ def _declared(delayed: Delayed) -> set[str]:
     return {*(options.get("delayed_policies") or {})}
 
 
-def _some(names: list[str], most: int = 3) -> str:
-    shown = ", ".join(map(repr, names[:most]))
-    return shown + (f" and {number(len(names) - most)} more" if len(names) > most else "")
+def _some(names: list[str], most: int = 3, shown: Callable[[str], str] = repr) -> str:
+    text = ", ".join(map(shown, names[:most]))
+    return text + (f" and {number(len(names) - most)} more" if len(names) > most else "")
 
 
 def checks_table(checks: list[Check]) -> Table:

@@ -178,7 +178,10 @@ class Delayed(Queues):
         def cancel(shard: str, infos: list[TaskInfo]) -> int:
             return len(self.moves.cancel(shard, infos))
 
-        return change_many(self, query, cancel, dry_run, progress)
+        outcome = change_many(self, query, cancel, dry_run, progress)
+        if not dry_run:  # nobody may consume them who would look after that
+            self.store.dictionaries.tidy(self.shards(query.queue), at_once=True)
+        return outcome
 
     def run_now_many(
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ..connection.native import get_logger
 from ..connection.options import Options
+from ..errors import UNREACHABLE
 from ..store import instrumentation
 from ..store.store import Store
 from .lease.lease import Lease
@@ -99,4 +101,7 @@ class Session:
         slots = self.qos.slots
         slots.shared.leave_with(slots.of_tasks)
         slots.shared.tell(self.store, self.lease.consumer, self.lease.ms)
-        return self.store.leases.leave_all([*queues], self.lease.consumer, slots.running)
+        errors = self.store.leases.leave_all([*queues], self.lease.consumer, slots.running)
+        with suppress(*UNREACHABLE):  # nobody may come who looks after them later
+            self.store.dictionaries.tidy([*queues], at_once=True)
+        return errors

@@ -31,8 +31,8 @@ FORECAST_LIMIT = 2_000
 
 #: Keys that only a queue has.
 _KINDS = (
-    "(?:partitions|messages|paused|wake|consumers|unacked:.*|dead|dead-messages|events"
-    "|expectations|answers|outcomes:used)"
+    "(?:partitions|messages|dictionaries|paused|wake|consumers|unacked:.*|dead|dead-messages"
+    "|events|expectations|answers|outcomes:used)"
 )
 
 #: Later than any due time.

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from ..connection.commands import pairs
 from ..connection.connection import ServerConnection
 from ..connection.native import get_logger
+from ..connection.stock import stock_consumers
 from ..errors import CompressionError, MessageError, ServerFull
 from ..message import compressing, zstd
 from ..message.envelope import open_kept
@@ -43,11 +44,14 @@ CHECK_MS, BETTER_BY = 86_400_000, 0.1
 #: A queue has so many versions at the most; then the last one stays.
 MOST_VERSIONS = 16
 
-#: So long a queue has to have been empty before its dictionaries are dropped.
-IDLE_MS = 600_000
+#: So long the dictionaries of an empty queue stay.
+STAY_MS = 600_000
 
 #: How often a consumer looks for such queues among its own.
 TIDY_SECONDS = 600.0
+
+#: How long a queue is not looked at again that stock workers might consume.
+SHARED_SECONDS = 600.0
 
 #: Makes the record of a message from its id, what is in front, and its text.
 Packer = Callable[[str, str, str], "str | bytes"]
@@ -61,11 +65,15 @@ class Known:
     current: dict[str, tuple[bytes, float]] = field(default_factory=dict)
     #: queue -> when to look next for those that no message needs any more.
     tidy_at: dict[str, float] = field(default_factory=dict)
+    #: queue -> until when it counts as one that stock workers consume.
+    shared_until: dict[str, float] = field(default_factory=dict)
 
 
 class Asked(Protocol):
     """What a store can do that is needed here."""
 
+    client: Any
+    cluster: Any  #: None on a single server
     run: ServerConnection
     keys: Any  #: of a queue
     known_dictionaries: Known
@@ -109,9 +117,11 @@ class Dictionaries:
 
     def _replaced(self, queue: str, before: bytes) -> bytes:
         """Train a dictionary on what is delayed; the version to compress with from now on."""
+        if self._known.shared_until.get(queue, 0.0) > monotonic():
+            return before
         texts = [*islice(self._texts(queue), SAMPLES)]
         parts = [each.content for id, text in texts if (each := compressing.split(id, text))]
-        if len(parts) < FEWEST_SAMPLES:
+        if len(parts) < FEWEST_SAMPLES or (not before and self._is_shared(queue)):
             return before
         try:
             dictionary = zstd.train(parts[::2] if before else parts)
@@ -128,6 +138,23 @@ class Dictionaries:
         if found and found != version:
             self._learn(queue, found)
         return found
+
+    def _is_shared(self, queue: str) -> bool:
+        """Whether stock workers might consume a queue: they lose what they cannot decompress."""
+        if self._store.cluster:  # which the stock transport does not know
+            return False
+        if not (found := stock_consumers(self._store.client)):
+            return False
+        self._known.shared_until[queue] = monotonic() + SHARED_SECONDS
+        logger.warning(
+            "Queue %r is not compressed: %s waits in database %s with BRPOP, as workers of the "
+            "stock transport do, which lose compressed messages. Stop it, or give it another "
+            "database",
+            queue,
+            found[0] if len(found) == 1 else f"one of {len(found)} clients ({found[0]})",
+            self._store.client.connection_pool.connection_kwargs.get("db") or 0,
+        )
+        return True
 
     def _texts(self, queue: str) -> Iterator[tuple[str, str]]:
         """Ids and messages of some that are delayed."""
@@ -186,14 +213,23 @@ class Dictionaries:
 
     # To forget.
 
-    def forget_unused(self, queue: str, idle_ms: int = IDLE_MS) -> bool:
-        """Drop the dictionaries of a queue that has long had no messages; whether it has none."""
-        return bool(self._store.ask("forget_dictionaries", queue, idle_ms=idle_ms))
+    def forget_unused(self, queue: str, stay_ms: int = STAY_MS) -> bool:
+        """Drop the dictionaries of an empty queue after a while (0: now); whether it is empty."""
+        return bool(self._store.ask("forget_dictionaries", queue, stay_ms=stay_ms))
 
-    def tidy(self, queues: Sequence[str]) -> None:
-        """Drop what no message of these queues needs any more, once in a while."""
+    def are_unused(self, queue: str) -> bool:
+        """Whether a queue has dictionaries that stay although it has no message in any state."""
+        left_ms = self._store.run("PTTL", self._store.keys(queue).dictionaries)
+        return left_ms == -1 and self.forget_unused(queue, -1)
+
+    def tidy(self, queues: Sequence[str], *, at_once: bool = False) -> None:
+        """Drop what no message of these queues needs any more: `at_once`, or once in a while."""
         now, tidy_at = monotonic(), self._known.tidy_at
-        due = [each for each in queues if tidy_at.setdefault(each, now + TIDY_SECONDS) <= now]
+        due = [
+            each
+            for each in queues
+            if tidy_at.setdefault(each, now + TIDY_SECONDS) <= now or at_once
+        ]
         commands = [("EXISTS", self._store.keys(queue).dictionaries) for queue in due]
         for queue, found in zip(due, self._store.run.many(commands) if due else (), strict=True):
             tidy_at[queue] = now + TIDY_SECONDS

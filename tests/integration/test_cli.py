@@ -522,9 +522,9 @@ def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.M
     def remedies() -> dict[str, str]:
         return {each["name"]: each["remedy"] for each in cli.json("doctor", code=1)["checks"]}
 
-    names = ["versions", "server", "settings and clock", "format of the data", "app", "workers"]
+    names = ["versions", "server", "settings and clock", "format of the data", "compression", "app"]
     found = remedies()
-    assert [*found] == [*names, "on time", "policies"]
+    assert [*found] == [*names, "workers", "on time", "policies"]
     assert found.pop("settings and clock").startswith("The server keeps nothing on disk")
     assert found.pop("workers") == "nobody consumes 'celery', 'mail': start a worker with -Q celery"
     assert found.pop("app").startswith("call celery_ext.install(app)")

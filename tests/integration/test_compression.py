@@ -6,6 +6,8 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from celery import Celery
 from kombu import Queue
 
 from celery_ext import Delayed, Query
+from celery_ext.cli.checkup import Check, check_up
 from celery_ext.tasks.body import read_body
 from kombu_delayed import migrate
 from kombu_delayed.errors import CompressionError
@@ -27,6 +30,7 @@ from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
 FAR_MS = 4_000_000_000_000
@@ -229,3 +233,46 @@ def test_who_lacks_the_extra_loses_nothing(
 def test_who_lacks_the_extra_cannot_ask_for_it(connect: Connect, without_extra: None) -> None:
     with pytest.raises(CompressionError, match=SENTENCE):
         _ = connect(delayed_compression="zstd").default_channel.store
+
+
+# What the doctor says of it.
+
+
+def compression(delayed: Delayed) -> Check:
+    return {each.name: each for each in check_up(delayed, None, [])}["compression"]
+
+
+def test_a_doctor_names_the_dictionary(delayed: Delayed, client: redis.Redis) -> None:
+    version = client.hget("{celery}:dictionaries", "current").decode()
+    expected = f"on in this app; celery has dictionary {version}; the extra zstd is installed"
+    assert (compression(delayed).text, compression(delayed).remedy) == (expected, "")
+    client.hset("{celery}:dictionaries", "count", 2)
+    assert f"{version}, the newest of 2; " in compression(delayed).text
+    client.delete("{celery}:dictionaries")
+    assert "; no queue is compressed yet; " in compression(delayed).text
+
+
+def test_a_doctor_says_what_to_install(server: Server, without_extra: None) -> None:
+    with make_app(Settings(f"delayed+{server.url}")) as app, closing(Delayed(app)) as delayed:
+        found = compression(delayed)
+        assert found.text.startswith("off in this app; celery has dictionary ")
+        assert found.text.endswith("; the extra zstd is not installed here")
+        assert "pip install 'kombu-delayed[zstd]'" in found.remedy
+
+
+def test_a_doctor_says_nothing_where_it_is_off(server: Server, client: redis.Redis) -> None:
+    client.delete("{celery}:dictionaries")
+    with make_app(Settings(f"delayed+{server.url}")) as app, closing(Delayed(app)) as delayed:
+        assert (compression(delayed).text, compression(delayed).remedy) == ("off", "")
+
+
+def test_a_doctor_sees_stock_workers(server: Server, delayed: Delayed) -> None:
+    with server.client() as stock, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(stock.brpop, ["other"], 30)
+        wait_until(lambda: compression(delayed).remedy, "it waits")
+        assert compression(delayed).remedy.startswith(
+            "1 client waits with BRPOP (client 127.0.0.1:"
+        )
+        stock.lpush("other", "end")
+        waiting.result()
+    wait_until(lambda: not compression(delayed).remedy, "it is gone")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import random
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import redis
 
+from kombu_delayed.connection.stock import stock_consumers
 from kombu_delayed.errors import CompressionError, MessageError, OptionError
-from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.backlog import Backlog, Move, queues
+from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.inspection.ready import ReadyLists
 from kombu_delayed.inspection.ready_index import ReadyIndex
@@ -23,8 +26,10 @@ from kombu_delayed.message.zstd import train
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.claims import deliver, full
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
+from tests.kit.servers import Server
 from tests.kit.state import promoted
 from tests.kit.task_texts import ID, TASKS, damaged, task
+from tests.kit.wait import wait_until
 
 DICTIONARIES = "{q}:dictionaries"
 #: Scripts could not read these in front of what is compressed; it is packed.
@@ -378,25 +383,75 @@ def test_they_go_when_no_message_is_left_in_any_state(
 
 
 def test_who_reads_what_has_just_left_has_time_for_it(store: Store, client: redis.Redis) -> None:
+    assert not store.dictionaries.forget_unused("q")
+    assert client.ttl(DICTIONARIES) == -1
     Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
-    assert not store.dictionaries.forget_unused("q", 1000)
-    store.now = "1900"
-    assert not store.dictionaries.forget_unused("q", 1000)
-    store.now = "2000"
-    assert store.dictionaries.forget_unused("q", 1000)
+    assert store.dictionaries.are_unused("q")
+    assert client.ttl(DICTIONARIES) == -1, "nothing is changed"
+    assert store.dictionaries.forget_unused("q", 900_000)
+    assert store.dictionaries.forget_unused("q", 990_000)
+    assert 800_000 < client.pttl(DICTIONARIES) <= 900_000, "its time does not begin anew"
+    assert not store.dictionaries.are_unused("q")
 
 
-def test_messages_that_come_and_go_meanwhile_begin_the_time_anew(
-    store: Store, client: redis.Redis
-) -> None:
+def test_a_message_that_comes_meanwhile_keeps_them(store: Store, client: redis.Redis) -> None:
     Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
-    assert not store.dictionaries.forget_unused("q", 1000)
+    assert store.dictionaries.forget_unused("q")
     client.set("{q}:messages:buckets", "1 1")
     store.schedule("q", [Entry(ID, 0, task(ID), "9000")])
     assert is_compressed(kept(client, ID))
-    Backlog(store, "q").cancel([ID])
-    store.now = "2500"
-    assert not store.dictionaries.forget_unused("q", 1000)
+    assert client.ttl(DICTIONARIES) == -1
+
+
+def test_a_producer_whose_dictionary_has_expired_sends_again(
+    store: Store, client: redis.Redis
+) -> None:
+    Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
+    store.dictionaries.forget_unused("q")
+    client.pexpire(DICTIONARIES, 0)
+    client.set("{q}:messages:buckets", "1 1")
+    text = task(ID)
+    assert store.schedule("q", [Entry(ID, 0, text, "9000")]).delayed == 1
+    assert store.records("q", [ID]) == [f"09000{text}".encode()]
+
+
+def test_a_doctor_drops_those_of_an_empty_queue(store: Store, client: redis.Redis) -> None:
+    assert not {each.kind for each in Doctor(store, "q").examine()} & {"dictionary"}
+    Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
+    assert "q" in queues(store), "it has nothing else"
+    (found,) = Doctor(store, "q").examine()
+    assert (found.kind, found.count, found.is_wrong) == ("dictionary", 1, False)
+    (found,) = Doctor(store, "q", fix=True).examine()
+    assert found.fixed == 1
+    assert not client.exists(DICTIONARIES)
+    assert not Doctor(store, "q").examine()
+
+
+def test_beside_stock_workers_nothing_is_compressed(
+    store: Store, client: redis.Redis, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """These would lose it."""
+    version = store.dictionaries.packer("q")[1]
+    store.purge("q")
+    for each in entries(150, seed=4):
+        store.schedule("q", [each])
+    with server.client() as stock, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(stock.brpop, ["other"], 30)
+        wait_until(lambda: stock_consumers(client), "it waits")
+        for _ in range(2):
+            store.known_dictionaries.current.clear()
+            assert store.dictionaries.packer("q")[1] == ""
+        assert not client.exists(DICTIONARIES)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert "'q' is not compressed" in record.getMessage()
+        client.lpush("other", "end")
+        waiting.result()
+    store.known_dictionaries.current.clear()
+    assert store.dictionaries.packer("q")[1] == "", "that is not looked at again for a while"
+    store.known_dictionaries.current.clear()
+    store.known_dictionaries.shared_until.clear()
+    assert store.dictionaries.packer("q")[1] == version
 
 
 def test_a_better_one_is_taken_after_a_while(

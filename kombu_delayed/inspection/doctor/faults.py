@@ -24,6 +24,7 @@ KINDS = {
     "key": ("unique keys have no message or no due time", "forgotten, or given its due time"),
     "leftover": ("unique keys are of messages that are gone; later ones clear them", "forgotten"),
     "past": ("what jobs have done is past its time; later jobs clear it", "dropped"),
+    "dictionary": ("no message needs the dictionaries for compression any more", "dropped"),
     "slots": ("slots in use are not those that consumers have", "counted anew"),
     "stuck": ("messages wait at the gate and are in no line", "put in line"),
     "gone": ("entries at the gate have no message", "dropped"),
@@ -39,7 +40,7 @@ KINDS = {
 }
 
 #: Kinds that moves leave in good order.
-HARMLESS = frozenset({"format", "leftover", "past", "paused"})
+HARMLESS = frozenset({"dictionary", "format", "leftover", "past", "paused"})
 
 
 @dataclass

@@ -35,6 +35,16 @@ class Messages:
         self._notes()
         self._case.sweep_parts("repair_dead", ("dead", "messages", "reasons"))
         self._case.sweep("repair_ledgers")
+        self._dictionaries()
+
+    def _dictionaries(self) -> None:
+        """Those of an empty queue that nobody consumes: its consumers would have dropped them."""
+        dictionaries, queue = self._store.dictionaries, self._case.queue
+        if not dictionaries.are_unused(queue):
+            return
+        self._case.add("dictionary", self._keys.dictionaries)
+        if self._case.fix:
+            dictionaries.forget_unused(queue, 0)
 
     def _index(self) -> int:
         """Returns how many faults there were."""
