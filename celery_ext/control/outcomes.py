@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from kombu_delayed.inspection.lookup import (
-    ASKED,
     Found,
     kept_calls,
     kept_in,
@@ -23,6 +22,12 @@ from ..tasks.history import TaskHistory
 from ..tasks.progress import Progress
 from ..tasks.task_info import TaskInfo
 
+#: So many shards are asked for tasks in one go.
+ASKED = 100
+
+#: A shard, and the id of a task in it.
+Place = tuple[str, str]
+
 #: What is listed as failed.
 FAILED = ("failed", "lost")
 
@@ -32,8 +37,11 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
     passed: list[str] = []
     for names in _places(queues, queue):
         shards = _shards(queues, names, id)
-        histories, kept = recorded_and_kept(queues, shards, id)
-        found = newest(histories)
+        recorded, messages = recorded_and_kept(queues, {shard: [id] for shard in shards})
+        found, kept = (
+            newest([*recorded.values()]),
+            [each for some in messages.values() for each in some],
+        )
         # A retry may be in another queue, but as a rule its message is where its record is.
         kept.sort(key=lambda each: found is None or each.queue != found.shard)
         if found is not None and is_certain(found) and not _is_in(kept, found.shard):
@@ -52,16 +60,20 @@ def _is_in(kept: Sequence[Found], shard: str) -> bool:
 
 
 def recorded_and_kept(
-    queues: Queues, shards: Sequence[str], id: str
-) -> tuple[list[TaskHistory], list[Found]]:
-    """What is recorded of a task, and its delayed and dead messages, of all shards in one go."""
-    store, histories, kept = queues.store, list[TaskHistory](), list[Found]()
+    queues: Queues, ids: Mapping[str, Sequence[str]]
+) -> tuple[dict[Place, TaskHistory], dict[Place, list[Found]]]:
+    """What is recorded of tasks, and their delayed and dead messages, asked in one go.
+
+    `ids` are those to look for in each shard.
+    """
+    store, histories, kept = queues.store, dict[Place, TaskHistory](), dict[Place, list[Found]]()
     outcomes = Outcomes(store)
-    for part in chunks(shards, ASKED):
-        calls = [*outcomes.get_calls(part, id), *kept_calls(store, part, id)]
-        answers = store.all_of(calls)
-        histories += map(TaskHistory.of, outcomes.got(part, answers[: len(part)]))
-        kept += kept_in(store, part, id, answers[len(part) :])
+    for chunk in chunks([*ids.items()], ASKED):
+        part = dict(chunk)
+        answers = store.all_of([*outcomes.get_calls(part), *kept_calls(store, part)])
+        for known in outcomes.got(part, answers[: len(part)]):
+            histories[known.queue, known.id] = TaskHistory.of(known)
+        kept |= kept_in(store, part, answers[len(part) :])
     return histories, kept
 
 

@@ -15,6 +15,7 @@ from ..message.envelope import Kept, open_kept, step_char
 from ..message.packing import Glance, glance, unpack
 from ..message.ticket import lane_in, reason_of
 from ..message.zstd import Codec
+from ..store.caller import without_errors
 from ..store.global_limits import is_pool
 from ..store.keys import literal
 from ..store.scripts import Call
@@ -253,13 +254,26 @@ class Backlog:
 
     def reason(self, member: str) -> str | None:
         """Why a due message waits at the gate; None: it does not."""
-        run, keys = self.store.run, self._keys
-        name = member.encode(errors="surrogateescape")
-        if run("ZSCORE", keys.waiting, name) is None:
-            return None
-        [record] = self.store.records(self.queue, [name])
-        limit = run("HGET", keys.gate + "lanes", lane_in(record or b""))
-        return reason_of((limit or b"").decode())
+        return reasons(self.store, [(self.queue, member)])[0]
+
+
+def reasons(store: Store, members: Sequence[tuple[str, str]]) -> list[str | None]:
+    """Why each of some messages waits at the gate of its queue, asked in one go; None: it does not.
+
+    A message is its queue and its name in the backlog.
+    """
+    names = [(queue, member.encode(errors="surrogateescape")) for queue, member in members]
+    scores = store.run.many([("ZSCORE", store.keys(queue).waiting, name) for queue, name in names])
+    return [
+        None if score is None else _reason(store, *name)
+        for name, score in zip(names, without_errors(scores), strict=True)
+    ]
+
+
+def _reason(store: Store, queue: str, name: bytes) -> str:
+    [record] = store.records(queue, [name])
+    limit = store.run("HGET", store.keys(queue).gate + "lanes", lane_in(record or b""))
+    return reason_of((limit or b"").decode())
 
 
 def waiting_in(store: Store, queue: str, answer: Sequence[bytes]) -> list[Waiting]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,17 +11,13 @@ from typing import Any
 from ..connection.commands import pairs
 from ..errors import MessageError
 from ..message.envelope import open_envelope
-from ..store.caller import chunks
 from ..store.keys import QueueKeys
 from ..store.scripts import Call
 from ..store.store import Store
-from .backlog import Backlog, Waiting, waiting_of
+from .backlog import Backlog, Waiting, reasons, waiting_of
 
 #: Messages that one call looks at.
 PAGE_SIZE = 1_000
-
-#: So many queues are asked for an id in one go.
-ASKED = 100
 
 Progress = Callable[[int], None]
 
@@ -50,7 +46,7 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
     """The messages with this id that are delayed or dead: these are kept by their ids."""
     backlog = Backlog(store, queue)
     for waiting in backlog.get(id):
-        yield _waiting(backlog, queue, waiting)
+        yield _waiting(queue, waiting, backlog.reason(waiting.member))
     for letter in store.dead.letters(queue, [id]):
         yield Found(
             "dead",
@@ -64,41 +60,42 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
         )
 
 
-def lookup_in(store: Store, queues: Sequence[str], id: str) -> Iterator[Found]:
-    """As `lookup_by_id`, of many queues, which are asked in one go."""
-    for part in chunks(queues, ASKED):
-        yield from kept_in(store, part, id, store.all_of(kept_calls(store, part, id)))
-
-
-def kept_calls(store: Store, queues: Sequence[str], id: str) -> list[Call]:
-    """The scripts that ask some queues for delayed and dead messages with an id."""
+def kept_calls(store: Store, ids: Mapping[str, Sequence[str]]) -> list[Call]:
+    """The scripts that ask queues for delayed and dead messages with some ids each."""
     return [
-        store.call("records", queue, hash=hash, fields=[id])
-        for queue in queues
+        store.call("records", queue, hash=hash, fields=names)
+        for queue, names in ids.items()
         for hash in _hashes(store.keys(queue))
     ]
 
 
 def kept_in(
-    store: Store, queues: Sequence[str], id: str, answers: Sequence[Any]
-) -> Iterator[Found]:
-    """The messages in the answers of these scripts."""
-    left = iter(answers)
-    for queue in queues:
-        kept, *others = [next(left)[0] for _ in _hashes(store.keys(queue))]
-        if any(others):
-            yield from lookup_by_id(store, queue, id)
-        elif kept:  # as most: the only one with its id
-            waiting = waiting_of(store, queue, id, kept)
-            yield _waiting(Backlog(store, queue), queue, waiting)
+    store: Store, ids: Mapping[str, Sequence[str]], answers: Sequence[Any]
+) -> dict[tuple[str, str], list[Found]]:
+    """The messages in the answers of these scripts, by queue and id."""
+    left, found = iter(answers), dict[tuple[str, str], list[Found]]()
+    waiting: list[Waiting] = []
+    for queue, names in ids.items():
+        columns = [next(left) for _ in _hashes(store.keys(queue))]
+        for id, kept, *others in zip(names, *columns, strict=True):
+            if any(others):
+                found[queue, id] = [*lookup_by_id(store, queue, id)]
+            elif kept:  # as most: the only one with its id
+                found[queue, id] = []
+                waiting.append(waiting_of(store, queue, id, kept))
+    alone = [key for key, messages in found.items() if not messages]
+    keys = [(queue, each.member) for (queue, _), each in zip(alone, waiting, strict=True)]
+    for (queue, id), each, reason in zip(alone, waiting, reasons(store, keys), strict=True):
+        found[queue, id].append(_waiting(queue, each, reason))
+    return found
 
 
 def _hashes(keys: QueueKeys) -> tuple[str, str, str]:
     return keys.messages, keys.duplicates, keys.dead_messages
 
 
-def _waiting(backlog: Backlog, queue: str, waiting: Waiting) -> Found:
-    kept, reason = waiting.kept, backlog.reason(waiting.member)
+def _waiting(queue: str, waiting: Waiting, reason: str | None) -> Found:
+    kept = waiting.kept
     state = "delayed" if reason is None else "waiting"
     return Found(state, queue, kept.step, kept.message, kept.due_ms, reason=reason or "")
 

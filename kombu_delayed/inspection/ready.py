@@ -120,17 +120,19 @@ class ReadyLists:
         text = self.store.readable(self.queue, kept)
         return Ready(step, at, text, b"" if text is kept else kept)
 
-    def find_call(self, step: int, newest: str, at: int, needle: str) -> Call:
-        """The script that finds a message by the place it had when another was the newest."""
+    def find_call(self, step: int, newest: str, looks: Sequence[tuple[int, str]]) -> Call:
+        """The script that finds messages by the places they had when another was the newest.
+
+        `looks` are places, with a text that is in each message.
+        """
         return self.store.call(
             "ready_find",
             self.queue,
             list=self._lists[step],
             newest=newest,
-            at=at,
             limit=PAGE_SIZE,
             around=AROUND,
-            needle=needle,
+            looks=[part for look in looks for part in look],
         )
 
     def withdraw(self, messages: Sequence[Ready]) -> list[bool]:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 from bisect import bisect, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..message.envelope import open_envelope
 from ..store.store import Store
@@ -42,6 +42,32 @@ class Placed(NamedTuple):
         """The same, for who looks it up."""
         step, message = self.ready.step, self.ready.message
         return Found("ready", self.lists.queue, step, message, open_envelope(message, 0).due_ms)
+
+
+class _Look(NamedTuple):
+    """Ids to look for in one list."""
+
+    lists: ReadyLists
+    step: int
+    ids: Sequence[str]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.lists.queue, self.step
+
+    def ready(self, at: int, text: bytes) -> Ready:
+        return self.lists.ready(self.step, at, text)
+
+    def met(self, answer: Sequence[Any], fresh: Mapping[str, Ready]) -> dict[str, Ready]:
+        """Its messages in an answer, by id: those that came lately, or else at their places."""
+        found = {}
+        for id, at, text in zip(self.ids, answer[::2], answer[1::2], strict=False):
+            if (message := fresh.get(id)) is None and text:
+                message = self.ready(at, text)
+                message = message if id_of(message.message) == id else None
+            if message is not None:
+                found[id] = message
+        return found
 
 
 @dataclass
@@ -123,15 +149,25 @@ class ReadyIndex:
         A queue is one shard. A message that is put back or moved meanwhile may be passed over, and
         of those in one list that share an id the latest is found: see `is_shared`.
         """
+        found, is_sure = self.find_all(store, {queue: [id] for queue in queues})
+        return [each for placed in found.values() for each in placed], is_sure
+
+    def find_all(
+        self, store: Store, ids: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[tuple[str, str], list[Placed]], bool]:
+        """As `find`, of several ids in each queue: what is found, by queue and id."""
         if self._pid != os.getpid():  # a lock may have been held when the process was forked
             self._known, self._pid = {}, os.getpid()
-        lists = [
-            (each, step) for each in (self.lists(store, q) for q in queues) for step in each.steps
+        looks = [
+            _Look(lists, step, ids[lists.queue])
+            for lists in (self.lists(store, queue) for queue in ids)
+            for step in lists.steps
         ]
-        found, unread, is_sure = self._look(store, lists, id)
+        found: dict[tuple[str, str], list[Placed]] = {}
+        unread, is_sure = self._look(store, looks, found)
         if unread:
-            short = [each for each in unread if self._read(*each)]
-            found += self._look(store, short, id)[0]
+            short = [each for each in unread if self._read(each)]
+            self._look(store, short, found)
             is_sure = is_sure and len(short) == len(unread)
         return found, is_sure
 
@@ -150,50 +186,50 @@ class ReadyIndex:
                 known.change(id, text)
 
     def _look(
-        self, store: Store, among: Sequence[tuple[ReadyLists, int]], id: str
-    ) -> tuple[list[Placed], list[tuple[ReadyLists, int]], bool]:
-        """Look at some lists in one go.
+        self, store: Store, looks: Sequence[_Look], found: dict[tuple[str, str], list[Placed]]
+    ) -> tuple[list[_Look], bool]:
+        """Look at some lists in one go, and add what is `found`.
 
-        Returns those as well that have to be read first, and whether none is too long for that.
+        Returns those that have to be read first, and whether none is too long for that.
         """
-        needle, asked = json.dumps(id), []
-        for ready, step in among:
-            known = self._known.setdefault((ready.queue, step), _Known())
+        asked = []
+        for each in looks:
+            known = self._known.setdefault(each.key, _Known())
             with known.lock:
                 newest = known.newest
-                call = ready.find_call(step, newest, known.place(id), needle)
-                asked.append((known, newest, call))
+                places = [(known.place(id), json.dumps(id)) for id in each.ids]
+            asked.append((known, newest, each.lists.find_call(each.step, newest, places)))
         answers = store.all_of(call for _, _, call in asked)
-        found, unread, is_sure = [], [], True
-        for each, (known, newest, _), answer in zip(among, asked, answers, strict=True):
-            length, since, at, text, *texts = answer
-            lists, step = each
-            fresh = [lists.ready(step, n, one) for n, one in enumerate(texts)]
+        unread, is_sure = [], True
+        for each, (known, newest, _), (length, since, *answer) in zip(
+            looks, asked, answers, strict=True
+        ):
+            texts = answer[2 * len(each.ids) :]
+            fresh = [each.ready(n, one) for n, one in enumerate(texts)]
+            ids = [id_of(one.message) for one in fresh]
             with known.lock:
                 if since >= 0 and known.newest == newest:  # nobody else has added these
-                    ids = [id_of(one.message) for one in fresh]
                     known.add(ids, [*map(_digest, texts[:RECENT])])
                 known.forget(length)
-            met = [*fresh, *([lists.ready(step, at, text)] if text else [])]
-            message = next((one for one in met if id_of(one.message) == id), None)
+            met = each.met(answer, dict(zip(reversed(ids), reversed(fresh), strict=True)))
+            for id, message in met.items():
+                found.setdefault((each.lists.queue, id), []).append(Placed(each.lists, message))
+            texts_of = zip(each.ids, answer[1::2], strict=False)
+            missed = [id for id, text in texts_of if not text and id not in met]
             if since < 0 and length > MOST:
                 is_sure = False
-            elif since < 0 or (
-                not (text or message) and self._was_shifted(each, known, id, length)
-            ):
-                unread.append(each)
-            if message:
-                found.append(Placed(lists, message))
-        return found, unread, is_sure
+            elif since < 0 or any(self._was_shifted(each, known, id, length) for id in missed):
+                unread.append(each._replace(ids=missed))
+        return unread, is_sure
 
-    def _read(self, ready: ReadyLists, step: int) -> bool:
+    def _read(self, look: _Look) -> bool:
         """Read a list until a message is met that is known; False: it is too long."""
-        known = self._known.setdefault((ready.queue, step), _Known())
+        known = self._known.setdefault(look.key, _Known())
         with known.lock:  # others wait for this reading, and have its result
             fresh: dict[str, str] = {}  # SHA-1 -> id: what comes meanwhile moves others on
             start, has_more = 0, True
             while has_more and known.newest not in fresh:
-                looked_at, has_more, page = ready.page(step, start)
+                looked_at, has_more, page = look.lists.page(look.step, start)
                 start += looked_at
                 for each in page:
                     fresh.setdefault(_digest(each.kept), id_of(each.message))
@@ -206,16 +242,15 @@ class ReadyIndex:
                 known.begin_anew()
             known.add([fresh[each] for each in digests], digests)
         if sum(len(each.numbers) for each in [*self._known.values()]) > MOST_OF_ALL:
-            self._known = {(ready.queue, step): known}
+            self._known = {look.key: known}
         return True
 
-    def _was_shifted(self, at: tuple[ReadyLists, int], known: _Known, id: str, length: int) -> bool:
+    def _was_shifted(self, look: _Look, known: _Known, id: str, length: int) -> bool:
         """Whether others have taken messages out of the middle, so that all places are wrong."""
-        ready, step = at
         with known.lock:
             if id not in known.numbers or not length:
                 return False
-            _, _, last = ready.page(step, length - 1)
+            _, _, last = look.lists.page(look.step, length - 1)
             if not last or known.place(id_of(last[-1].message)) in (-1, length - 1):
                 return False
             known.begin_anew()

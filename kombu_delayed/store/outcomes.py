@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .caller import chunks, without_errors
@@ -91,13 +91,14 @@ class Outcomes:
 
     def get(self, queues: Sequence[str], id: str) -> list[Known]:
         """What is known of one task in each of these queues, read in one go."""
-        return self.got(queues, self._store.all_of(self.get_calls(queues, id)))
+        ids = {queue: [id] for queue in queues}
+        return self.got(ids, self._store.all_of(self.get_calls(ids)))
 
-    def get_calls(self, queues: Sequence[str], id: str) -> list[Call]:
-        """The scripts that read it."""
-        return [self._store.call("outcomes", queue, ids=[id]) for queue in queues]
+    def get_calls(self, ids: Mapping[str, Sequence[str]]) -> list[Call]:
+        """The scripts that read what is known of some tasks in each queue."""
+        return [self._store.call("outcomes", queue, ids=names) for queue, names in ids.items()]
 
-    def got(self, queues: Sequence[str], answers: Sequence[Any]) -> list[Known]:
+    def got(self, queues: Iterable[str], answers: Sequence[Any]) -> list[Known]:
         """What their answers say."""
         return [
             each

@@ -151,6 +151,41 @@ def test_ids_that_several_have(store: Store) -> None:
     assert not index.is_shared(["p"], "a")
 
 
+def test_many_ids_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = ReadyIndex()
+    publish(store, *names(0, 100))
+    publish(store, "urgent", step=3)
+    store.publish("p", entries("other", "m5"))
+    asked = {"q": [*names(0, 100), "urgent", "nobody"], "p": ["other", "m5", "m6"]}
+    expected = {("q", id) for id in asked["q"]} | {("p", "other"), ("p", "m5")}
+    expected.remove(("q", "nobody"))
+    sent, all_of = [], store.all_of
+    monkeypatch.setattr(store, "all_of", lambda calls: sent.append(0) or all_of(calls))  # type: ignore[func-returns-value]
+    for trips in (2, 1):  # the first look reads
+        sent.clear()
+        found, is_sure = index.find_all(store, asked)
+        assert (found.keys(), is_sure, len(sent)) == (expected, True, trips)
+        for (queue, id), [place] in found.items():
+            assert place.lists.queue == queue
+            assert json.loads(place.ready.message)["headers"]["id"] == id
+    publish(store, "late")
+    assert index.find_all(store, {"q": ["late", "m1", "m2"]})[0].keys() == {
+        ("q", "late"),
+        ("q", "m1"),
+        ("q", "m2"),
+    }
+
+
+def test_many_ids_that_others_have_moved(store: Store) -> None:
+    index = ReadyIndex()
+    publish(store, *names(0, 100))
+    assert found(index, store, "m0") == ["m0"]
+    pages = [each for page in ReadyLists(store, "q").pages() for each in page]
+    ReadyLists(store, "q").withdraw(pages[20:60])  # this index does not hear of it
+    asked = ["m0", "m10", "m30", "m50", "m80", "m99"]
+    assert {id for _, id in index.find_all(store, {"q": asked})[0]} == {*asked} - {"m50"}
+
+
 def test_a_list_that_is_too_long(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 30)
     publish(store, *names(0, 50))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from celery_ext.control.outcomes import is_certain, newest, recorded_and_kept, recorded_in
@@ -14,6 +16,7 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.inspection.lookup import Found, lookup_by_reading
+from kombu_delayed.inspection.ready_index import Placed
 from kombu_delayed.store.outcomes import Outcomes
 from kombu_delayed.store.store import Store
 
@@ -82,42 +85,110 @@ def first_info(found: dict[str, list[TaskInfo]]) -> TaskInfo | None:
     return next((infos[0] for infos in found.values()), None)
 
 
+@dataclass
+class Ask:
+    """Who asks for which task, and what was found of it so far."""
+
+    identity: Identity
+    id: str
+    queue: str | None = None
+    state: State | None = None
+    record: TaskHistory | None = None
+    #: The shards that were looked at.
+    shards: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Raises a Problem if the queue is not the caller's."""
+        if self.queue is not None:
+            self.identity.check_queue(self.queue)
+
+
 def find(service: Service, identity: Identity, id: str, queue: str | None = None) -> State | None:
     """What is known of a task; None: nothing, or it is not the caller's."""
-    store, shards, record = service.delayed.store, list[str](), None
-    for names in places(service, identity, queue):
-        part = [shard for name in names for shard in store.shards.nearest(name, id)]
-        histories, kept = recorded_and_kept(service.delayed, part, id)
-        if record is None:
-            record = newest([each for each in histories if identity.sees(each.queue, each.tenant)])
-        if state := _kept(service, identity, kept, record):
-            return state
-        if record is not None and is_certain(record):
-            return state_of_record(record)
-        if ready := _ready(service, part, identity, id):
-            return state_of(service, ready)
-        shards += part
+    ask = Ask(identity, id, queue)
+    look_up(service, [ask])
+    return ask.state or find_elsewhere(service, ask)
+
+
+def look_up(service: Service, asks: Sequence[Ask]) -> None:
+    """Look for tasks in the queue of each or in the app's queues: two round trips for all."""
+    _look(service, [(ask, next(places(service, ask.identity, ask.queue))) for ask in asks])
+
+
+def find_elsewhere(service: Service, ask: Ask) -> State | None:
+    """What is known of a task that `look_up` has not found; None: as `find`."""
+    if ask.queue is None:
+        for names in islice(places(service, ask.identity, None), 1, None):
+            _look(service, [(ask, names)])
+            if ask.state:
+                return ask.state
+    identity, id, record = ask.identity, ask.id, ask.record
     is_unknown = record is None or record.state == "unknown"
-    if is_unknown and (state := _by_event(store, shards, identity, id)):
+    if is_unknown and (state := _by_event(service.delayed.store, ask.shards, identity, id)):
         return state
-    held = _held(service, shards, identity, id)
+    held = _held(service, ask.shards, identity, id)
     if held is None:
         return None if record is None else state_of_record(record)
     return state_of(service, held)
 
 
-def _kept(
-    service: Service, identity: Identity, kept: list[Found], record: TaskHistory | None
-) -> State | None:
+def _look(service: Service, asks: Sequence[tuple[Ask, Sequence[str]]]) -> None:
+    """Look for tasks in some queues each, all of them in one go, and then for the ready ones."""
+    delayed = service.delayed
+    nearest = delayed.store.shards.nearest
+    shards = {
+        n: [shard for name in names for shard in nearest(name, ask.id)]
+        for n, (ask, names) in enumerate(asks)
+    }
+    recorded, kept = recorded_and_kept(delayed, _ids(asks, shards))
+    for n, (ask, _) in enumerate(asks):
+        found = [(shard, ask.id) for shard in shards[n]]
+        if ask.record is None:
+            histories = [recorded[each] for each in found if each in recorded]
+            sees = ask.identity.sees
+            ask.record = newest([each for each in histories if sees(each.queue, each.tenant)])
+        ask.state = _kept(service, ask, [one for each in found for one in kept.get(each, ())])
+        if not ask.state and ask.record is not None and is_certain(ask.record):
+            ask.state = state_of_record(ask.record)
+        ask.shards += shards[n]
+        if ask.state:
+            del shards[n]
+    ready, _ = delayed.ready_index.find_all(delayed.store, _ids(asks, shards))
+    for n, names in shards.items():
+        ask, _ = asks[n]
+        placed = (one for shard in names for one in ready.get((shard, ask.id), ()))
+        if info := _mine(ask.identity, placed):
+            ask.state = state_of(service, info)
+
+
+def _ids(
+    asks: Sequence[tuple[Ask, Sequence[str]]], shards: Mapping[int, Sequence[str]]
+) -> dict[str, list[str]]:
+    """The ids to look for in each shard, of asks by their numbers."""
+    found: dict[str, dict[str, None]] = {}
+    for n, names in shards.items():
+        for shard in names:
+            found.setdefault(shard, {})[asks[n][0].id] = None
+    return {shard: [*ids] for shard, ids in found.items()}
+
+
+def _mine(identity: Identity, placed: Iterable[Placed]) -> TaskInfo | None:
+    """The first of some ready tasks that is the caller's."""
+    infos = (TaskInfo.of(each.found()) for each in placed)
+    return next((info for info in infos if identity.sees(info.queue, info.tenant)), None)
+
+
+def _kept(service: Service, ask: Ask, kept: list[Found]) -> State | None:
     """The caller's delayed or dead message; if its record is certain, only one beside that."""
+    record = ask.record
     kept.sort(key=lambda each: record is None or each.queue != record.shard)
     for found in kept:
-        if record is not None and is_certain(record) and found.queue != record.shard:
+        is_here = record is not None and found.queue == record.shard
+        if record is not None and is_certain(record) and not is_here:
             return None
         info = TaskInfo.of(found)
-        if identity.sees(info.queue, info.tenant):
+        if ask.identity.sees(info.queue, info.tenant):
             state = state_of(service, info, found.at_ms)
-            is_here = record is not None and found.queue == record.shard
             is_retry = is_here and record is not None and record.state == "retrying"
             is_retry = is_retry and state["status"] == "scheduled"
             return {**state, "status": "retrying"} if is_retry else state
@@ -221,9 +292,7 @@ def _will_be_recorded(store: Store, event: Event) -> bool:
 
 def _ready(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:
     delayed = service.delayed
-    found, _ = delayed.ready_index.find(delayed.store, shards, id)
-    infos = (TaskInfo.of(each.found()) for each in found)
-    return next((info for info in infos if identity.sees(info.queue, info.tenant)), None)
+    return _mine(identity, delayed.ready_index.find(delayed.store, shards, id)[0])
 
 
 def _held(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from celery import Celery
 
@@ -20,7 +24,10 @@ from .cache import Cache
 from .feed import Feed
 from .places import Places
 from .threads import Threads
+from .together import Together
 from .writer import Writer
+
+T = TypeVar("T")
 
 #: How long the names of the queues in the broker are believed, and for metrics.
 NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
@@ -37,6 +44,7 @@ class Service:
         self.threads = Threads(
             self.options.threads, self.options.waiting, self.options.answer_seconds
         )
+        self._together = WeakKeyDictionary[Any, dict[Any, Together[Any]]]()
         self.writer = Writer(self.delayed, self.options.rows_waiting, self.options.answer_seconds)
         self.meter = measure()
         #: What was read a moment ago, for all who ask for it.
@@ -68,6 +76,14 @@ class Service:
         """
         store = self.delayed.store
         store.run("EXISTS", http_tokens(store.keys("").prefix))
+
+    def together(self, function: Callable[[Service, Sequence[T]], Any]) -> Together[T]:
+        """What calls a function with the items of all requests that wait for it."""
+        made = self._together.setdefault(asyncio.get_running_loop(), {})
+        if (found := made.get(function)) is None:
+            found = Together(self.threads, partial(function, self), self.options.waiting)
+            made[function] = found
+        return found
 
     # Queues.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from ..problems import busy
+from ..problems import Problem, busy
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ class Threads:
     def __init__(self, count: int, waiting: int, seconds: float) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="delayed-http")
         self._limit = count + waiting
-        self._seconds = seconds
+        self.seconds = seconds
         self._count = 0
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
@@ -33,9 +33,13 @@ class Threads:
         future.add_done_callback(self._done)
         try:
             # Shielded: what has begun goes on, and holds its place until then.
-            return await asyncio.wait_for(asyncio.shield(future), self._seconds)
+            return await asyncio.wait_for(asyncio.shield(future), self.seconds)
         except (TimeoutError, asyncio.TimeoutError):
-            raise busy(f"the broker has not answered within {self._seconds:g} s", 503, 5) from None
+            raise self.too_late() from None
+
+    def too_late(self) -> Problem:
+        """What a request is told that takes too long."""
+        return busy(f"the broker has not answered within {self.seconds:g} s", 503, 5)
 
     def _done(self, future: asyncio.Future[Any]) -> None:
         self._count -= 1

@@ -1,14 +1,14 @@
--- ready_find: read the messages that came to a ready list after a given one, and one message by its position.
+-- ready_find: read the messages that came to a ready list after a given one, and some messages by their positions.
 -- Twice is safe: it only reads.
 -- keys: list
--- arguments: newest at:number limit:number around:number needle
+-- arguments: newest limit:number around:number looks...
 --   newest: SHA-1 of the newest message that the caller knows; empty: it knows none
---   at: the place that the message with the needle then had; -1: the caller does not know it, and only the
---     last messages are looked at, where those are that workers have put back
 --   limit: at most so many have come
---   around: so far from its place it is looked for
--- returns {length, how many have come or -1 where these are too many, place or -1, message, what has come, …};
---   O(limit + around), and a step for each 8 kB of the list before the place
+--   around: so far from its place a message is looked for
+--   looks: for each message the place that it had then, and a text that is in it; -1: the caller does not know
+--     the place, and only the last messages are looked at, where those are that workers have put back
+-- returns {length, how many have come or -1 where these are too many, place or -1 and message for each look,
+--   what has come, …}; O(limit), O(around) a look, and a step for each 8 kB of the list before its place
 local length, fresh = redis.call('LLEN', list), {}
 local since = length == 0 and 0 or -1
 for start = 0, newest == '' and -1 or math.min(limit, length) - 1, 50 do
@@ -21,21 +21,30 @@ for start = 0, newest == '' and -1 or math.min(limit, length) - 1, 50 do
   end
   if since >= 0 then break end
 end
-local answer = {length, since, -1, ''}
-local function look(from, to)
-  for i, message in ipairs(redis.call('LRANGE', list, from, to)) do
-    if message:find(needle, 1, true) then
-      answer[3], answer[4] = from + i - 1, message
-      return true
-    end
+local function among(messages, from, needle)
+  for i, message in ipairs(messages) do
+    if message:find(needle, 1, true) then return {from + i - 1, message} end
   end
 end
-if since >= 0 then
-  for i, message in ipairs(fresh) do answer[4 + i] = message end
-  if at >= 0 then
-    local place = at + since
-    if not look(place, place) then look(math.max(place - around, 0), place + around) end
+local function look(from, to, needle) return among(redis.call('LRANGE', list, from, to), from, needle) end
+local tail, last = math.max(length - around, 0), nil
+local answer = {length, since}
+for i = 1, #looks, 2 do
+  local at, needle, found = tonumber(looks[i]), looks[i + 1], nil
+  if since >= 0 and length > 0 then
+    if at >= 0 then
+      local place = at + since
+      found = look(place, place, needle) or look(math.max(place - around, 0), place + around, needle)
+    end
+    if not found then
+      last = last or redis.call('LRANGE', list, tail, length)
+      found = among(last, tail, needle)
+    end
   end
-  if answer[3] < 0 then look(math.max(length - around, 0), length) end
+  answer[#answer + 1] = found and found[1] or -1
+  answer[#answer + 1] = found and found[2] or ''
+end
+if since >= 0 then
+  for _, message in ipairs(fresh) do answer[#answer + 1] = message end
 end
 return answer

@@ -29,7 +29,18 @@ from ..fields import ID_PATTERN, aware
 from ..models import Created, History, OneQueue, TaskState
 from ..operations import Call, Json, Operations
 from ..ready import ready_of
-from ..status import State, delayed_infos, find, first_info, history_of, is_crowded, state_of
+from ..status import (
+    Ask,
+    State,
+    delayed_infos,
+    find,
+    find_elsewhere,
+    first_info,
+    history_of,
+    is_crowded,
+    look_up,
+    state_of,
+)
 from ..task_models import NewTask, NewTaskWithId, TaskChange
 
 PREFIX = "/v1/tasks"
@@ -205,9 +216,11 @@ def _checked_id(call: Call) -> str:
 
 
 @operations.add("GET", "/{id}", "read", TaskState, query=OneQueue, problems=(404,))
-def get_task(call: Call) -> State:
+async def get_task(call: Call) -> State:
     """A task with its status."""
-    found = find(call.service, call.identity, call.id, call.query.queue)
+    ask = Ask(call.identity, call.id, call.query.queue)
+    await call.service.together(look_up).run(ask)
+    found = ask.state or await call.run(find_elsewhere, call.service, ask)
     if found is None:
         raise Problem(404, "there is no such task")
     return found
