@@ -68,9 +68,11 @@ class Together(Generic[T]):
             for _, future in batch:
                 _end(future, error)
         except Exception as error:
-            for each in batch if len(batch) > 1 else ():  # one must not cost the others an answer
+            if len(batch) == 1:
+                _end(batch[0][1], error)
+                return
+            for each in batch:  # one must not cost the others their answers
                 await self._call([each])
-            _end(batch[0][1], error)
         else:
             for _, future in batch:
                 _end(future)
