@@ -8,7 +8,7 @@ import click
 from celery.app.utils import find_app
 
 from ..app.commands import all_of
-from .times import TIME
+from .times import SPAN, TIME
 
 
 class GivenText(click.ParamType):  # type: ignore[type-arg]
@@ -52,6 +52,17 @@ error_option = click.option(
 
 worker_option = click.option("-w", "--worker", type=TEXT, help="Worker that had it last.")
 
+longer_option = click.option(
+    "--longer-than", type=SPAN, metavar="LENGTH", help="Ran longer than this, such as 90s."
+)
+
+shorter_option = click.option(
+    "--shorter-than", type=SPAN, metavar="LENGTH", help="Ran for less than this."
+)
+
+#: What the recorded tasks are selected by.
+recorded_options = all_of(error_option, worker_option, longer_option, shorter_option)
+
 
 def _header(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     pairs = [value.partition("=") for value in values]
@@ -72,6 +83,11 @@ criteria = all_of(
         "--header", multiple=True, callback=_header, metavar="NAME=VALUE", help="Repeatable."
     ),
     click.option("--group", "group_id", type=TEXT, help="Id of their group."),
+    click.option(
+        "--where",
+        type=TEXT,
+        help="Conditions on arguments: 'args.customer_id == 7 and args.0 ~ *@example.org'.",
+    ),
     click.option("--root", "root_id", type=TEXT, help="Id of the first task of their canvas."),
 )
 

@@ -35,11 +35,17 @@ class Outcome:
         self.sample += matched[: SAMPLE_SIZE - len(self.sample)]
 
 
-def pages(delayed: Queues, query: Query) -> Iterator[tuple[str, list[TaskInfo]]]:
-    """The tasks that a query means, in pages of one shard; an empty one tells of progress."""
+def pages(
+    delayed: Queues, query: Query, progress: Progress = lambda count: None
+) -> Iterator[tuple[str, list[TaskInfo]]]:
+    """The tasks that a query means, in pages of one shard; some are empty.
+
+    `progress` is called with the number of messages that were looked at.
+    """
     for shard in delayed.shards(query.queue):
         found = delayed.backlog(shard).pages(query.due_after_ms, query.due_before_ms, query.needle)
         for page in found:
+            progress(len(page))
             infos = (TaskInfo.waiting(shard, waiting) for waiting in page)
             yield shard, [info for info in infos if query.matches(info)]
 

@@ -30,7 +30,7 @@ from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
 from .limits import LimitInfo, gate_usage, limits
 from .moves import NOW, Moves, due_at
-from .outcomes import Meant, histories, look_up, newest, recorded
+from .outcomes import Length, Meant, histories, look_up, newest, recorded
 from .overrides import reset_limit, set_limit
 from .partial_pauses import Part, pause, pauses, resume
 from .pauses import QueuePause
@@ -77,15 +77,18 @@ class Delayed(Queues):
         task: str | None = None,
         error: str | None = None,
         worker: str | None = None,
+        longer_than: Length | None = None,
+        shorter_than: Length | None = None,
     ) -> Iterator[TaskHistory]:
         """Tasks whose last outcome is `of`, the latest of each queue first, read lazily.
 
         `of` is "failed" (with those that timed out or were lost), "running", "retrying" or "slow".
         The last 2,000 of each queue are listed. `task`, `error` and `worker` are patterns with `*`
-        and `?`; an error's is of its type, or of type and text as in "ValueError: *". Raises
-        QueryError for another `of`.
+        and `?`; an error's is of its type, or of type and text as in "ValueError: *".
+        `longer_than` and `shorter_than` compare run times, of a running task until now: seconds,
+        text such as "90s", or a timedelta. Raises QueryError for another `of` and for no length.
         """
-        return recorded(self, of, queue, Meant(task, error, worker))
+        return recorded(self, of, queue, Meant(task, error, worker, longer_than, shorter_than))
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
         """Cancel a delayed or ready task. True if it was one.
@@ -148,21 +151,28 @@ class Delayed(Queues):
 
     # Many.
 
-    def find(self, query: Query | None = None, **criteria: Any) -> Iterator[TaskInfo]:
+    def find(
+        self,
+        query: Query | None = None,
+        *,
+        progress: Progress = lambda count: None,
+        **criteria: Any,
+    ) -> Iterator[TaskInfo]:
         """Delayed tasks that match a `Query` or criteria, by queue and due time, read lazily.
 
-        With `state="ready"` ready ones, those first that came last.
+        With `state="ready"` ready ones, those first that came last. `progress` is called with the
+        number of messages that were looked at since the last call.
         """
         query = Query(**criteria) if query is None else replace(query, **criteria)
         if query.state == "ready":
-            return (each.info for page in matching(self, query) for each in page)
-        return (info for _, page in pages(self, query) for info in page)
+            return (each.info for page in matching(self, query, progress) for each in page)
+        return (info for _, page in pages(self, query, progress) for info in page)
 
-    def count(self, query: Query) -> int:
-        """The number of tasks that match a query."""
+    def count(self, query: Query, *, progress: Progress = lambda count: None) -> int:
+        """The number of tasks that match a query; `progress` as for `find`."""
         if query.state == "ready":
-            return sum(map(len, matching(self, query)))
-        return sum(len(page) for _, page in pages(self, query))
+            return sum(map(len, matching(self, query, progress)))
+        return sum(len(page) for _, page in pages(self, query, progress))
 
     def cancel_many(
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None

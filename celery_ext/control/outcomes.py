@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from kombu_delayed.inspection.lookup import (
     Found,
@@ -12,6 +14,7 @@ from kombu_delayed.inspection.lookup import (
     kept_in,
     lookup_by_reading,
 )
+from kombu_delayed.message.durations import parse_length
 from kombu_delayed.store.caller import chunks
 from kombu_delayed.store.outcomes import LISTS, Outcomes
 
@@ -24,6 +27,9 @@ from ..tasks.task_info import TaskInfo
 
 #: So many shards are asked for tasks in one go.
 ASKED = 100
+
+#: Seconds, text such as "90s", or a timedelta.
+Length = float | str | timedelta
 
 #: A shard, and the id of a task in it.
 Place = tuple[str, str]
@@ -143,20 +149,40 @@ def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:
 
 @dataclass(frozen=True)
 class Meant:
-    """Patterns of the tasks of a list that are meant; None: any."""
+    """The tasks of a list that are selected, by patterns and run times; None: any."""
 
     task: str | None = None
     error: str | None = None
     worker: str | None = None
+    longer_than: Length | None = None
+    shorter_than: Length | None = None
+
+    @cached_property
+    def _seconds(self) -> tuple[float | None, float | None]:
+        return _length("longer_than", self.longer_than), _length("shorter_than", self.shorter_than)
+
+    def __post_init__(self) -> None:
+        """Raises QueryError for what is no length of time."""
+        _ = self._seconds
 
     def matches(self, history: TaskHistory) -> bool:
-        failure = history.failure
+        failure, (least, most) = history.failure, self._seconds
+        seconds = None if (least, most) == (None, None) else history.run_seconds
         errors = (failure.error, failure.said) if failure else ("",)
         return (
             (self.task is None or fnmatchcase(history.task, self.task))
             and (self.worker is None or fnmatchcase(history.worker, self.worker))
             and (self.error is None or any(fnmatchcase(each, self.error) for each in errors))
+            and (least is None or (seconds is not None and seconds > least))
+            and (most is None or (seconds is not None and seconds < most))
         )
+
+
+def _length(name: str, given: Length | None) -> float | None:
+    try:
+        return None if given is None else parse_length(given).total_seconds()
+    except ValueError as error:
+        raise QueryError(f"{name}={error}") from None
 
 
 def recorded(

@@ -83,10 +83,16 @@ def _is_elsewhere(queues: Queues, id: str, queue: str | None) -> bool:
     return found is not None and is_certain(found)
 
 
-def matching(queues: Queues, query: Query) -> Iterator[list[ReadyTask]]:
-    """The ready tasks that a query means; an empty page tells of progress."""
+def matching(
+    queues: Queues, query: Query, progress: Progress = lambda count: None
+) -> Iterator[list[ReadyTask]]:
+    """The ready tasks that a query means, in pages; some are empty.
+
+    `progress` is called with the number of messages that were looked at.
+    """
     needles = [query.needle] if query.needle else []
     for page in ready_pages(queues, queues.shards(query.queue), needles):
+        progress(len(page))
         yield [each for each in page if _is_due(query, each.info) and query.matches(each.info)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
@@ -168,6 +168,13 @@ class TaskHistory:
     def run_ms(self) -> int | None:
         """How long the last run took, where it has ended."""
         return next((step.run_ms for step in reversed(self.steps) if step.run_ms is not None), None)
+
+    @property
+    def run_seconds(self) -> float | None:
+        """As `run_ms`, in seconds, and of a running task until now."""
+        if self.state == "running" and self.started is not None:
+            return max((datetime.now(timezone.utc) - self.started).total_seconds(), 0)
+        return None if self.run_ms is None else self.run_ms / 1000
 
     @property
     def started(self) -> datetime | None:

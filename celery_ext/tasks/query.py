@@ -13,6 +13,7 @@ from typing import Any
 from kombu_delayed.inspection.backlog import NEVER_MS
 
 from ..errors import QueryError
+from .arguments import Condition, conditions
 from .task_info import TaskInfo
 from .times import to_ms
 
@@ -35,7 +36,9 @@ class Query:
     `task` is a name with `*` for any text, `?` for any character and `[…]` for one of several.
     Times are datetimes or ISO 8601 (UTC without a zone); `due_after` is included and `due_before`
     is not. `header` compares headers, as text where the types differ. `group_id` is the id of a
-    group, and `root_id` that of the first task of a canvas. Raises QueryError for an invalid value.
+    group, and `root_id` that of the first task of a canvas. `where` has conditions on arguments,
+    such as `"args.customer_id == 7"`: each message is read for it. Raises QueryError for an invalid
+    value.
     """
 
     task: str | None = None
@@ -47,6 +50,7 @@ class Query:
     group_id: str | None = None
     root_id: str | None = None
     state: str | None = None
+    where: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("task", "queue", "tenant", "group_id", "root_id"):
@@ -55,6 +59,8 @@ class Query:
             raise QueryError(f"state={self.state!r} is not one of {', '.join(STATES)}")
         if not isinstance(self.header, Mapping):
             raise QueryError(f"header takes a dict of headers, not {self.header!r}")
+        if self.where is not None:
+            conditions(self.where)
         if self.due_after_ms > self.due_before_ms:
             raise QueryError(
                 f"due_after={self.due_after!r} is later than due_before={self.due_before!r}: no "
@@ -97,17 +103,24 @@ class Query:
     def _task_pattern(self) -> re.Pattern[str] | None:
         return re.compile(translate(self.task)) if self.task else None
 
+    @cached_property
+    def _conditions(self) -> tuple[Condition, ...]:
+        return () if self.where is None else conditions(self.where)
+
     def matches(self, info: TaskInfo) -> bool:
         """Whether a task matches. Its queue and due time have been checked already."""
         if self._task_pattern is not None and not self._task_pattern.match(info.task):
             return False
-        if not self._headers:
-            return True
-        headers = info.headers
-        return all(
+        headers = info.headers if self._headers else {}
+        if not all(
             name in headers and (headers[name] == value or str(headers[name]) == str(value))
             for name, value in self._headers.items()
-        )
+        ):
+            return False
+        if not self._conditions:
+            return True
+        arguments = info.arguments
+        return arguments is not None and all(each.is_true(arguments) for each in self._conditions)
 
 
 def longest_plain(texts: list[str]) -> str:

@@ -16,6 +16,7 @@ from kombu_delayed.message.packing import Glance
 from kombu_delayed.message.wait import Wait
 from kombu_delayed.store.shards import queue_of
 
+from .arguments import arguments_of
 from .history import Step, TaskHistory
 from .times import from_ms
 
@@ -174,6 +175,14 @@ class TaskInfo:
         if not self.message and self.history is not None:
             return self.history.task
         return task_in(self.message)
+
+    @property
+    def arguments(self) -> tuple[Any, Any] | None:
+        """The positional and keyword arguments; None if they cannot be read safely here.
+
+        JSON, YAML and MessagePack can be read, but no pickled or signed body.
+        """
+        return arguments_of(self.payload)
 
     @property
     def args(self) -> str:

@@ -204,6 +204,7 @@ def _reading(name: str, what: str, least: int | None = None) -> Line:
         ),
     ),
     _reading("find", "`find` by task name, a tenth of {count:,.0f}", 100_000),
+    _reading("where", "`find` by an argument, a tenth of {count:,.0f}"),
     _reading("read", "`find` of all {count:,.0f}"),
     Line(
         "`forecast` of {count:,.0f} in 48 parts",
@@ -228,6 +229,7 @@ def million(rig: Rig) -> Figures:
         return int(found)
 
     measure("find", partial(finding, task="mail.*"), of=count)
+    measure("where", partial(finding, where="args.0 ~ *7"), of=count)
     measure("read", finding, of=count)
     saved = measure("backup", backing_up, path)
     figures["file_bytes"] = path.stat().st_size / saved

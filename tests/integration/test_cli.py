@@ -124,6 +124,19 @@ def test_list(cli: Cli) -> None:
     assert "there are more" not in cli.text("find", "-n", "2", "--tenant", "acme")
 
 
+def test_find_by_arguments(cli: Cli) -> None:
+    assert cli.listed("find", "--where", "args.to == ann") == ["one"]
+    assert cli.listed("find", "--where", "args.0 contains [bold]") == ["one"]
+    assert cli("find", "--where", "args.to == bob").exit_code == 1
+    wrong = cli("find", "--where", "to = ann")
+    assert (wrong.exit_code != 0, "is not a condition" in wrong.stderr) == (True, True)
+    cli.text("cancel", "--where", "args.to ~ a*", "--yes")
+    assert cli.ids() == {"two", "three", "four"}
+    assert "needs --state" in cli("find", "--longer-than", "5s").stderr
+    assert "takes --queue" in cli("find", "--state", "failed", "--where", "args == 1").stderr
+    assert cli("find", "--state", "failed", "--longer-than", "5s", "--worker", "w*").exit_code == 1
+
+
 def test_terminals_are_safe_and_ids_never_cut(cli: Cli) -> None:
     id = "5d0f3ac8-6f0e-4a3f-9f5e-0d8f1c5a7b11"
     cli.send(id, 60, name="\x1b[2Jname" * 20, queue="q" * 20, headers={"tenant": "\x1b]0;x\x07"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any
@@ -22,18 +22,25 @@ from celery_ext.tasks.formatting import (
     tasks_table,
     tasks_word,
 )
+from celery_ext.tasks.progress import Progress
 from celery_ext.tasks.query import STATES, Query
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.outcomes import LISTS
 
-from ..criteria import criteria, error_option, queue_option, worker_option
+from ..criteria import criteria, queue_option, recorded_options
 from ..session import Session, command
 from .recorded import show_recorded
 
+#: What only tasks that workers have recorded are selected by.
+RECORDED = "error", "worker", "longer_than", "shorter_than"
 
-def soonest(session: Session, given: dict[str, Any]) -> Iterator[TaskInfo]:
+
+def soonest(
+    session: Session, given: dict[str, Any], progress: Progress = lambda count: None
+) -> Iterator[TaskInfo]:
     delayed, queue = session.delayed, given.get("queue")
-    found = [delayed.find(**{**given, "queue": name}) for name in delayed.shards(queue)]
+    shards = delayed.shards(queue)
+    found = [delayed.find(**{**given, "queue": name}, progress=progress) for name in shards]
     return heapq.merge(*found, key=lambda info: info.due_ms or 0)
 
 
@@ -48,19 +55,23 @@ def limit_option(default: int) -> Any:
     )
 
 
-def _present(session: Session, found: Iterator[TaskInfo], limit: int) -> int:
-    """Print tasks, as they are found where that is JSON; returns how many."""
-    shown = islice(found, limit) if limit else found
+def _present(
+    session: Session, find: Callable[[Progress], Iterator[TaskInfo]], limit: int
+) -> tuple[int, bool]:
+    """Print the tasks that are found; returns how many, and whether there are more.
+
+    JSON is printed as they are found, and not looked further for more.
+    """
     if session.as_json:
-        return session.emit_each(info.as_dict() for info in shown)
-    infos = []
+        found = find(lambda count: None)
+        return session.emit_each(info.as_dict() for info in islice(found, limit or None)), False
     with session.progress("Searching") as advance:
-        for info in shown:
-            infos.append(info)
-            advance(1)
+        found = find(advance)
+        infos = [*islice(found, limit or None)]
+        has_more = len(infos) == limit > 0 and next(found, None) is not None
     if infos:
         session.print(tasks_table(infos))
-    return len(infos)
+    return len(infos), has_more
 
 
 @command("list")
@@ -68,7 +79,7 @@ def _present(session: Session, found: Iterator[TaskInfo], limit: int) -> int:
 @limit_option(20)
 def list_(session: Session, queue: str | None, limit: int) -> None:
     """Show the tasks that are due next."""
-    count = _present(session, soonest(session, {"queue": queue}), limit)
+    count, _ = _present(session, lambda _: soonest(session, {"queue": queue}), limit)
     if not count:
         session.nothing("Nothing is delayed.")
     total = sum(each.delayed for each in session.delayed.counts(queue).values())
@@ -83,40 +94,39 @@ def list_(session: Session, queue: str | None, limit: int) -> None:
     type=click.Choice((*STATES, *LISTS)),
     default="delayed",
     show_default=True,
-    help="Others than delayed and ready take --queue, --task, --error and --worker only.",
+    help="States that workers record take --queue, --task and the options from --error on.",
 )
-@error_option
-@worker_option
+@recorded_options
 @limit_option(100)
-def find(
-    session: Session, state: str, error: str | None, worker: str | None, limit: int, **given: Any
-) -> None:
+def find(session: Session, state: str, limit: int, **given: Any) -> None:
     """Show tasks in a state that match all criteria."""
+    others = {name: given.pop(name) for name in RECORDED}
     if state not in STATES:
-        if any(value for name, value in given.items() if name not in ("queue", "task")):
-            raise click.UsageError(f"--state {state} takes --queue, --task, --error and --worker")
-        show_recorded(session, state, limit, **_recorded_criteria(given, error, worker))
+        kept = {name: given.pop(name) for name in ("queue", "task")}
+        if any(given.values()):
+            options = ", ".join(map(_option, (*kept, *others)))
+            raise click.UsageError(f"--state {state} takes {options}")
+        show_recorded(session, state, limit, **kept, **others)
         return
-    if error or worker:
-        raise click.UsageError("--error and --worker need --state: delayed tasks have neither")
-    is_ready = state == "ready"
-    found = session.delayed.find(**given, state=state) if is_ready else soonest(session, given)
-    count = _present(session, found, limit)
+    if wrong := [name for name, value in others.items() if value is not None]:
+        raise click.UsageError(
+            f"{_option(wrong[0])} needs --state with what workers record: {', '.join(LISTS)}"
+        )
+
+    def search(progress: Progress) -> Iterator[TaskInfo]:
+        if state == "ready":
+            return session.delayed.find(**given, state=state, progress=progress)
+        return soonest(session, given, progress)
+
+    count, has_more = _present(session, search, limit)
     if not count:
         session.nothing(f"No {state} task meets the criteria.")
-    if limit and count == limit and next(found, None) is not None:
+    if has_more:
         session.print(f"The first {count}; there are more, --limit 0 shows all.")
 
 
-def _recorded_criteria(
-    given: dict[str, Any], error: str | None, worker: str | None
-) -> dict[str, Any]:
-    return {
-        "queue": given.get("queue"),
-        "task": given.get("task"),
-        "error": error,
-        "worker": worker,
-    }
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 @command("show")

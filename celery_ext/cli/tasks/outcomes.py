@@ -13,13 +13,13 @@ from celery_ext.tasks.history import Step
 from celery_ext.tasks.times import from_ms
 
 from ...app.commands import all_of
-from ..criteria import error_option, queue_option, task_option, worker_option
+from ..criteria import queue_option, recorded_options, task_option
 from ..session import Session, command
 from .listing import limit_option
 from .recorded import show_recorded
 
 _criteria: Callable[[Any], Any] = all_of(
-    queue_option, task_option, error_option, worker_option, limit_option(20)
+    queue_option, task_option, recorded_options, limit_option(20)
 )
 
 STYLES = {**STATE_STYLES, "started": "yellow", "timed out": "red", "overran": "red"}

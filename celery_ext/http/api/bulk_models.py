@@ -22,9 +22,11 @@ class BulkChoice(Filter):
 
     @model_validator(mode="after")
     def _criterion(self) -> BulkChoice:
-        names = ("queue", "task", "tenant", "due_after", "due_before")
+        names = ("queue", "task", "tenant", "where", "due_after", "due_before")
         if all(getattr(self, name) is None for name in names):
-            raise ValueError("queue: give a queue, a task (* for any), a tenant or due times")
+            raise ValueError(
+                "queue: give a queue, a task (* for any), a tenant, where or due times"
+            )
         for name in ("due_after", "due_before"):
             if self.state == "ready" and getattr(self, name) is not None:
                 raise ValueError(f"{name}: only delayed tasks are chosen by due time")

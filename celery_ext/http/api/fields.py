@@ -9,6 +9,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.functional_validators import AfterValidator, BeforeValidator
 
+from celery_ext.errors import QueryError
+from celery_ext.tasks.arguments import LONGEST as LONGEST_WHERE
+from celery_ext.tasks.arguments import conditions
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.message.durations import parse_length
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
@@ -40,6 +43,14 @@ def aware(text: str) -> datetime:
     return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
 
+def _where(text: str) -> str:
+    try:
+        conditions(text)
+    except QueryError as error:
+        raise ValueError(str(error).removeprefix("where=")) from None
+    return text
+
+
 @lru_cache(maxsize=1_000, typed=True)
 def span_of(value: str | float) -> timedelta:
     """A length of time that is not negative. Raises ValueError."""
@@ -68,6 +79,9 @@ MOMENT_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time"}
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
+Where = Annotated[
+    str, StringConstraints(min_length=1, max_length=LONGEST_WHERE), AfterValidator(_where)
+]
 Moment = Annotated[str, AfterValidator(_moment), Field(json_schema_extra=MOMENT_SCHEMA)]
 Span = Annotated[
     float | str,

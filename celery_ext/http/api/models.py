@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from .fields import Cursor, Given, Id, Moment, Name, Span, Timed
+from .fields import Cursor, Given, Id, Moment, Name, Span, Timed, Where
 
 Status = Literal[
     "scheduled",
@@ -107,6 +107,11 @@ class Filter(Given):
         None, description="A pattern: * stands for any text, ? for any character."
     )
     tenant: Name | None = None
+    where: Where | None = Field(
+        None,
+        description="Conditions on arguments, such as `args.customer_id == 7`, joined with `and`. "
+        "Operators: == != < <= > >= ~ (a pattern) contains.",
+    )
     due_after: Moment | None = None
     due_before: Moment | None = None
     cursor: Cursor | None = None
@@ -123,8 +128,22 @@ class Search(Filter):
         description="A pattern for the error of tasks that failed or are retried: its type, or "
         "its type and text.",
     )
+    worker: Name | None = Field(
+        None, description="A pattern for the worker that had a recorded task last."
+    )
+    longer_than: Span | None = Field(
+        None, description="Recorded tasks that have run longer, such as `90s`."
+    )
+    shorter_than: Span | None = Field(None, description="Recorded tasks that have run for less.")
 
     limit: int = Field(100, ge=1, le=1_000)
+
+    @property
+    def recorded_only(self) -> dict[str, Any]:
+        """What is given that only tasks have that workers have recorded."""
+        return self.model_dump(
+            include={"error", "worker", "longer_than", "shorter_than"}, exclude_none=True
+        )
 
 
 class OneQueue(Given):

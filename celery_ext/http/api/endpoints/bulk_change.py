@@ -178,7 +178,8 @@ def _change_delayed(
     outcome: _Outcome, choice: BulkChoice, limit: int, change: OnDelayed, due_ms: int | None
 ) -> None:
     """Tasks that are due at `due_ms` already were moved there, and are met again."""
-    given = choice.model_dump(include={"queue", "task", "tenant", "due_after", "due_before"})
+    names = {"queue", "task", "tenant", "where", "due_after", "due_before"}
+    given = choice.model_dump(include=names)
     search = Search.model_validate({**given, "limit": limit, "cursor": outcome.cursor})
     found, outcome.cursor = search_page(outcome.call, search)
     for shard, part in groupby(found, lambda each: each[0]):

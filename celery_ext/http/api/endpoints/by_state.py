@@ -46,15 +46,18 @@ def check(search: Search) -> None:
     for name in ("due_after", "due_before"):
         if getattr(search, name) is not None and search.state != "scheduled":
             raise Problem.of_field(name, "only delayed tasks are searched by due time")
-    if search.error is not None and search.state not in LISTS:
-        raise Problem.of_field("error", "only tasks that workers have recorded have one")
+    if search.state not in LISTS and (given := search.recorded_only):
+        raise Problem.of_field(next(iter(given)), "only tasks that workers have recorded have one")
+    if search.state in LISTS and search.where is not None:
+        raise Problem.of_field("where", "workers record no arguments that could be searched")
 
 
 def _dead(call: Call, search: Search) -> tuple[list[State], str | None]:
     given = search.model_dump(include={"queue", "task", "limit", "cursor"})
     query = DeadQuery.model_validate(given)
     found, following = letters_page(call, query)
-    mine = (each for _, each in found if search.tenant in (None, each.info.tenant))
+    wanted = Query(tenant=search.tenant, where=search.where)
+    mine = (each for _, each in found if wanted.matches(each.info))
     return [state_of(call.service, each.info, each.letter.at_ms) for each in mine], following
 
 
@@ -62,7 +65,7 @@ def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
     place = ("", 0, "")
     if search.cursor is not None:
         place = cursors.read_place(search.cursor, call.identity)
-    outcomes, meant = Outcomes(call.service.delayed.store), Meant(search.task, search.error)
+    outcomes, meant = Outcomes(call.service.delayed.store), meant_of(search)
     found: list[State] = []
     left, state = RECORDS, search.state or ""
     for shard, of in _places(call, search, place):
@@ -84,6 +87,12 @@ def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
                 if _is_meant(call, search, record, state, of) and meant.matches(record):
                     found.append(state_of_record(record))
     return found, None
+
+
+def meant_of(search: Search) -> Meant:
+    """The recorded tasks that a search selects."""
+    lengths = (search.longer_than, search.shorter_than)
+    return Meant(search.task, search.error, search.worker, *lengths)
 
 
 def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator[tuple[str, str]]:
@@ -113,7 +122,7 @@ def ready_page(
     place = ("", 0, "")
     if cursor is not None:
         place = cursors.read_place(cursor, call.identity)
-    query = Query(task=given.task, queue=given.queue, tenant=given.tenant)
+    query = Query(task=given.task, queue=given.queue, tenant=given.tenant, where=given.where)
     needles, left = [query.needle] if query.needle else [], LOOKED_AT
     found: list[ReadyTask] = []
     for shard in sorted(call.service.shards(call.identity, given.queue)):

@@ -27,7 +27,7 @@ def due_page(call: Call, search: Search) -> tuple[Found, str | None, bool]:
     those of each queue would have to be found first.
     """
     shards = sorted(call.service.shards(call.identity, search.queue))
-    is_narrow = bool(search.task or search.tenant or call.identity.tenants)
+    is_narrow = bool(search.task or search.tenant or search.where or call.identity.tenants)
     if is_narrow or len(shards) > MOST_SHARDS:
         return (*search_page(call, search), len(shards) == 1)
     place = ("", 0, "")

@@ -71,7 +71,9 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
 
 
 def query_of(search: Search) -> Query:
-    return Query(**search.model_dump(exclude={"limit", "cursor", "state", "error"}))
+    return Query(
+        **search.model_dump(include={"queue", "task", "tenant", "where", "due_after", "due_before"})
+    )
 
 
 def _begin(call: Call, cursor: str | None) -> tuple[str, Place | None]:
@@ -85,7 +87,7 @@ def _look_through(
     call: Call, query: Query, name: str, place: Place | None, found: _Found
 ) -> Place | None:
     """Where the next page of a shard begins; None: it has no more."""
-    is_narrow = bool(query.task or query.tenant or call.identity.tenants)
+    is_narrow = bool(query.task or query.tenant or query.where or call.identity.tenants)
     while not found.is_over:
         size = min(found.left, PAGE_SIZE if is_narrow else found.missing)
         page, place = call.service.delayed.backlog(name).page(

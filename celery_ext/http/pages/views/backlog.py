@@ -24,7 +24,7 @@ from .pausing import pause_of
 PAGE_SIZE = 50
 
 #: What a search can be by.
-FIELDS = ["queue", "task", "tenant", "due_after", "due_before"]
+FIELDS = ["queue", "task", "tenant", "where", "due_after", "due_before"]
 
 #: The lists of the page, and what each is called.
 STATES = {"scheduled": "Delayed", "ready": "Ready"}
@@ -64,7 +64,7 @@ def look(visit: Visit) -> Shown:
     shown: dict[str, Any] = {
         **sorting.shown(order, SORTS),
         "filter": given,
-        "fields": FIELDS[:3] if is_ready else FIELDS,
+        "fields": FIELDS[:4] if is_ready else FIELDS,
         "states": STATES,
         "is_ready": is_ready,
         "is_by_due": False,

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from celery_ext.control.outcomes import Meant, listed
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.dead_letters import own_letters
-from celery_ext.http.api.fields import Name, span_of
+from celery_ext.http.api.fields import Name, Span, span_of
 from celery_ext.tasks.history import Step, TaskHistory
 from kombu_delayed.store.outcomes import LISTS, Outcomes
 
@@ -37,7 +37,7 @@ PARTS = 24
 GROUPS, SHOWN = 30, 50
 
 #: What a search can be by.
-FIELDS = ["queue", "task", "error", "tenant", "within", "sort"]
+FIELDS = ["queue", "task", "error", "tenant", "worker", "longer_than", "within", "sort"]
 
 #: What a list is sorted by, and how that reads; those of one kind have the latest in front.
 SORTS: dict[str, Callable[[Row], Any]] = {
@@ -61,6 +61,8 @@ class Asked(BaseModel):
     task: Name | None = None
     error: str | None = None
     tenant: Name | None = None
+    worker: Name | None = None
+    longer_than: Span | None = None
     within: Literal["1h", "6h", "1d", "7d"] | None = None
     sort: Literal["time", "task", "queue", "error", "attempt", "run"] | None = None
 
@@ -116,9 +118,7 @@ class Row:
     @property
     def seconds(self) -> float | None:
         """How long it has run, or runs."""
-        if self.history.state == "running" and self.history.started is not None:
-            return max((datetime.now(timezone.utc) - self.history.started).total_seconds(), 0)
-        return None if self.history.run_ms is None else self.history.run_ms / 1000
+        return self.history.run_seconds
 
     @property
     def attempt(self) -> str:
@@ -165,7 +165,7 @@ def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
     """The tasks of a list that match, and whether there are more that were not read."""
     shards = visit.shards(query.queue)
     found, is_partial = _read(visit, query.of, shards, _counts(visit, shards)[query.of])
-    meant = Meant(query.task, query.error)
+    meant = Meant(query.task, query.error, query.worker, query.longer_than)
     rows = [
         row
         for row in map(Row, found)

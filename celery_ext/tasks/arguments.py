@@ -1,0 +1,160 @@
+"""Conditions on the arguments of tasks, such as `args.customer_id == 7`."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from kombu.serialization import loads
+
+from ..errors import QueryError
+
+#: Serializers that may read what anybody has written.
+SAFE = ("application/json", "application/x-yaml", "application/x-msgpack")
+
+#: Characters of a text with conditions.
+LONGEST = 1_000
+
+_AND = re.compile(r"\s+and\s+(?=kwargs\b|args\b)")
+
+_CONDITION = re.compile(
+    r"(?P<path>(?:kw)?args(?:\.[\w-]+)*)"
+    r"(?:\s*(?P<sign>==|!=|<=|>=|<|>|~)\s*|\s+(?P<word>contains)\s+)(?P<value>.*)",
+    re.DOTALL,
+)
+
+_WORDS = {"True": True, "False": False, "None": None}
+
+_MISSING = object()
+
+
+def _is_equal(found: Any, given: Any) -> bool:
+    is_alike = isinstance(found, bool) == isinstance(given, bool)
+    return bool(is_alike and found == given) or _text(found) == _text(given)
+
+
+def _ordered(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+    def both(found: Any, given: Any) -> bool:
+        numbers = all(type(each) in (int, float) for each in (found, given))
+        return (numbers or type(found) is type(given) is str) and compare(found, given)
+
+    return both
+
+
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": _is_equal,
+    "<": _ordered(operator.lt),
+    "<=": _ordered(operator.le),
+    ">": _ordered(operator.gt),
+    ">=": _ordered(operator.ge),
+    "~": lambda found, given: fnmatchcase(_text(found), _text(given)),
+    "contains": lambda found, given: _text(given) in _text(found),
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What an argument must be. `path` leads to it from the positional and keyword arguments."""
+
+    path: tuple[str, ...]
+    sign: str
+    value: Any
+
+    def is_true(self, arguments: tuple[Any, Any]) -> bool:
+        """Whether a task with these arguments matches, or with a list any value in it."""
+        found = _at(self.path, arguments)
+        if found is _MISSING:
+            return False
+        if self.sign == "!=":
+            return not any(_is_equal(each, self.value) for each in _leaves(found))
+        return any(_OPERATORS[self.sign](each, self.value) for each in _leaves(found))
+
+
+def conditions(text: str) -> tuple[Condition, ...]:
+    """Read conditions that are joined with `and`. Raises QueryError."""
+    if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
+        raise QueryError(f"where={text!r} is not text of 1 to {LONGEST} characters")
+    return tuple(_condition(each) for each in _AND.split(text.strip()))
+
+
+def _condition(text: str) -> Condition:
+    found = _CONDITION.fullmatch(text)
+    if found is None or not found["value"].strip():
+        raise QueryError(
+            f"where={text!r} is not a condition: give an argument, an operator and a value, such "
+            "as args.customer_id == 7, args.0 ~ *@example.org or args contains ada"
+        )
+    path = tuple(found["path"].split("."))
+    return Condition(path, found["sign"] or found["word"], _value(found["value"].strip()))
+
+
+def _value(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        return text[1:-1]
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, (list, dict)) else value
+
+
+def _at(path: tuple[str, ...], arguments: tuple[Any, Any]) -> Any:
+    """The value that a path leads to; numbers behind `args` are positions."""
+    args, kwargs = arguments
+    root, *names = path
+    found = kwargs if root == "kwargs" else [args, kwargs]
+    if root == "args" and names:
+        found = args if names[0].isdecimal() else kwargs
+    for name in names:
+        if isinstance(found, Mapping):
+            found = found.get(name, _MISSING)
+        elif isinstance(found, (list, tuple)) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return _MISSING
+    return found
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The values in lists and objects, at any depth; another value is its own."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, Mapping):
+            waiting += each.values()
+        elif isinstance(each, (list, tuple)):
+            waiting += each
+        else:
+            yield each
+
+
+def _text(value: Any) -> str:
+    """As JSON has it, but texts without quotes."""
+    if isinstance(value, str):
+        return value
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)
+
+
+def arguments_of(payload: Mapping[str, Any]) -> tuple[Any, Any] | None:
+    """Positional and keyword arguments in a message; None if they cannot be read safely."""
+    body, properties = payload.get("body"), payload.get("properties")
+    kind, encoding = payload.get("content-type"), payload.get("content-encoding")
+    try:
+        if isinstance(properties, Mapping) and properties.get("body_encoding") == "base64":
+            body = b64decode(body or "")
+        found = json.loads(body or "") if kind == SAFE[0] else loads(body, kind, encoding, SAFE)
+    except Exception:  # whatever a serializer raises
+        return None
+    if isinstance(found, (list, tuple)) and len(found) >= 2:
+        return found[0], found[1]
+    return None
