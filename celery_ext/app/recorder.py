@@ -39,6 +39,12 @@ BATCH = 500
 #: So many first lines are remembered.
 HEADS = 1_000
 
+#: Of the ids of other tasks so much is kept.
+ID_LENGTH = 100
+
+#: The ids of the root, the parent and the group of a task, or nothing.
+Family = tuple[str | None, ...]
+
 ALIVE_MS = int(ALIVE_SECONDS * 1000)
 
 
@@ -52,6 +58,7 @@ class Run:
     __slots__ = (
         "due_ms",
         "ended_at",
+        "family",
         "id",
         "is_late",
         "is_seen",
@@ -68,8 +75,11 @@ class Run:
         "written",
     )
 
-    def __init__(self, queue: str, id: str, task: str, tenant: Any, retries: int) -> None:
+    def __init__(
+        self, queue: str, id: str, task: str, tenant: Any, retries: int, family: Family = ()
+    ) -> None:
         self.queue, self.id, self.task, self.tenant = queue, id, task, tenant
+        self.family = family
         self.retries = retries
         self.received_at = time.time()
         self.started_at = self.ended_at = 0.0
@@ -130,6 +140,7 @@ class Recorder:
             request.name,
             _text(headers.get("tenant")),
             retries if is_number else 0,
+            _family(headers),
         )
         told = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(told, "due_ms", None)) is not None:
@@ -283,13 +294,14 @@ class Recorder:
         run.written = 3 if run.ended_at else 2 if run.started_at else 1
         if not lines:
             return None
-        return Note(run.id, state, at_ms, is_slow, _head(run.task, run.tenant), lines)
+        head = _head(run.task, run.tenant, run.family)
+        return Note(run.id, state, at_ms, is_slow, head, lines)
 
     def _short(self, run: Run) -> Note:
         """As `_noted`, for most tasks: all has happened since the last time, and well."""
         run.written, retries, worker = 3, run.retries, self.worker
         ended_ms, key = int(run.ended_at * 1000), (run.task, run.tenant)
-        head = self._heads.get(key)
+        head = _head(*key, run.family) if run.family else self._heads.get(key)
         if head is None:
             if len(self._heads) >= HEADS:
                 self._heads.clear()
@@ -356,7 +368,18 @@ def _text(tenant: Any) -> str | None:
     return None if tenant is None else str(tenant)
 
 
-def _head(task: str, tenant: Any) -> str:
+def _family(headers: Any) -> Family:
+    """The ids of the root, the parent and the group of a task; nothing if it has none of these."""
+    parent, group = headers.get("parent_id"), headers.get("group")
+    if parent is None and group is None:
+        return ()
+    found = (headers.get("root_id"), parent, group)
+    return tuple(None if each is None else str(each)[:ID_LENGTH] for each in found)
+
+
+def _head(task: str, tenant: Any, family: Family = ()) -> str:
+    if family:
+        return json.dumps(["t", task, tenant, *family], default=str) + "\n"
     if tenant is None and task.isascii() and '"' not in task and "\\" not in task:
         return f'["t","{task}",null]\n'
     return json.dumps(["t", task, tenant], default=str) + "\n"

@@ -125,6 +125,18 @@ class Delayed(Queues):
         """Run a delayed task now, or a ready one before all others. True if it was one."""
         return self.moves.reschedule_by_id(task_id, NOW, queue)
 
+    def terminate(self, task_id: str, queue: str | None = None, *, signal: str = "SIGTERM") -> bool:
+        """End the process that runs a task. True if a worker has recorded that it has the task.
+
+        This is Celery's `revoke(task_id, terminate=True)`, which all workers hear. Prefork, gevent
+        and eventlet pools can end a task; threads and solo cannot.
+        """
+        found = self.history(task_id, queue)
+        if found is None or found.state not in ("received", "running"):
+            return False
+        self.app.control.revoke(task_id, terminate=True, signal=signal)
+        return True
+
     def redirect(self, task_id: str, to_queue: str, queue: str | None = None) -> bool:
         """Move a delayed or ready task to another queue, with its due time. True if it was one.
 

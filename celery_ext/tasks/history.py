@@ -94,23 +94,35 @@ class TaskHistory:
     is_alive: bool = True
     #: The queue, or the one of its shards that has the record.
     shard: str = ""
+    #: The first task of its canvas, the one that sent it, and its group, if it is part of a canvas.
+    root_id: str | None = None
+    parent_id: str | None = None
+    group_id: str | None = None
 
     @classmethod
     def of(cls, known: Known) -> TaskHistory:
         """Read what the store has, without what only a newer version knows."""
-        task, tenant, steps = "", None, []
+        task, tenant, steps, family = "", None, [], list[str | None]()
         for row in dict.fromkeys(known.text.decode(errors="replace").splitlines()):
             found = _row(row)
             if found is None:
                 continue
             if found[0] == "t":
                 task, tenant = str(found[1]), found[2]
+                family = [None if each is None else str(each) for each in found[3:6]]
             elif step := _step(found):
                 steps.append(step)
         steps.sort(key=_order)
         name = None if tenant is None else str(tenant)
         return cls(
-            queue_of(known.queue), known.id, task, name, tuple(steps), known.is_alive, known.queue
+            queue_of(known.queue),
+            known.id,
+            task,
+            name,
+            tuple(steps),
+            known.is_alive,
+            known.queue,
+            *family,
         )
 
     def after(self, others: Sequence[TaskHistory]) -> TaskHistory:
@@ -183,8 +195,9 @@ class TaskHistory:
         return found[-1] if found else None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, in types that JSON knows."""
-        return {
+        """All of it, in types that JSON knows; ids of other tasks if it is part of a canvas."""
+        others = {name: getattr(self, name) for name in ("root_id", "parent_id", "group_id")}
+        return {name: value for name, value in others.items() if value is not None} | {
             "id": self.id,
             "state": self.state,
             "task": self.task,

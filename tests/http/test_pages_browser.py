@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.schedules import crontab
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from celery_ext import Delayed
+from celery_ext.policies import Limit
+from kombu_delayed.store.tallies import Tallies
 from tests.kit.http import api_client
 from tests.kit.servers import Server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop
@@ -36,6 +42,8 @@ PATHS = {
     "letters": "/dead?sort=latest",
     "backlog": "/backlog?queue=billing",
     "task": "/task?id={id}",
+    "canvas": "/task?id={id}&canvas=1",
+    "searched": "/backlog?where=args.0+>+50000",
     "dead": "/dead?task=*",
     "tenants": "/tenants",
     "limit": "/limit?queue=exports&name=tenant",
@@ -89,6 +97,29 @@ def shop(browser: Browser, open_shop: OpenShop) -> dict[str, Any]:
     return {"url": str(visitor.client.base_url).rstrip("/"), "id": id, "app": app}
 
 
+@pytest.fixture(scope="module")
+def many(browser: Browser, open_shop: OpenShop) -> str:
+    """A shop with fifty periodic tasks, queues with policies, and names of tasks."""
+    app, client, visitor = open_shop()
+    fill_shop(app, client, 10)
+    declared = {f"partner-{n}": [Limit(concurrency=4, by="tenant")] for n in range(50)}
+    app.conf.broker_transport_options = {"delayed_policies": declared}
+    delayed = Delayed(app)
+    for queue in (*declared, "reports"):
+        app.send_task("report.weekly", queue=queue, countdown=900)
+    for queue in declared:
+        delayed.policies.apply(queue)
+    entry = {"task": "report.weekly", "schedule": crontab("0", "7", "mon")}
+    app.conf.beat_schedule = {f"report of partner {n}": entry for n in range(50)}
+    tallies = Tallies()
+    for n in range(50):
+        for end in "+-~":
+            tallies.ended(f"partners.report_{n}", int(time.time()) - 600, end, 1_250)
+    store = delayed.store
+    store.all_of(tallies.calls(store, "reports", "w1:1:a"))
+    return str(visitor.client.base_url).rstrip("/")
+
+
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     """Opens a page in a browser of its own; at the end nothing may have gone wrong in any."""
@@ -138,6 +169,56 @@ def test_a_list_of_fifty_on_a_phone(opened: Any, shop: dict[str, Any], path: str
     assert 30 <= rows.count() <= 50
     height = page.evaluate("document.documentElement.scrollHeight")
     assert height + (50 - rows.count()) * tallest <= 5_000
+
+
+@pytest.mark.parametrize("path", ["/policies", "/periodic", "/trends?within=week"])
+def test_fifty_rows_of_a_newer_page_on_a_phone(opened: Any, many: str, path: str) -> None:
+    page = opened(many + path, 360)
+    counts = page.locator("table.stack").evaluate_all(
+        "(all) => all.map((t) => t.tBodies[0].rows.length)"
+    )
+    assert max(counts) == 50
+    assert page.evaluate("document.documentElement.scrollHeight") <= 5_000
+
+
+def test_times_are_in_the_reader_s_zone(opened: Any, shop: dict[str, Any]) -> None:
+    paths = ("/", "/?ahead=week", "/trends?within=hour", "/trends?within=week")
+    pages = {zone: opened(shop["url"], timezone_id=zone) for zone in ("UTC", "Asia/Tokyo")}
+    for path in paths:
+        ticks = {}
+        for zone, page in pages.items():
+            page.goto(shop["url"] + path)
+            ticks[zone] = page.locator(".ticks time").evaluate_all(
+                "(all) => all.map((each) => [each.textContent, each.dateTime])"
+            )
+        for zone, hours in (("UTC", 0), ("Asia/Tokyo", 9)):
+            assert ticks[zone]
+            for text, at in ticks[zone]:
+                shown = datetime.fromisoformat(at) + timedelta(hours=hours)
+                assert text in (f"{shown:%H:%M}", f"{shown:%b %d}"), (path, zone)
+    tokyo = pages["Asia/Tokyo"]
+    expect(tokyo.locator("[data-zone-name]").first).to_have_text("GMT+9")
+    tokyo.goto(f"{shop['url']}/task?id={shop['id']}")
+    at = tokyo.locator("time[data-zone=full]").first
+    shown = datetime.fromisoformat(at.get_attribute("datetime") or "") + timedelta(hours=9)
+    expect(at).to_have_text(f"{shown:%Y-%m-%d %H:%M:%S} GMT+9")
+    expect(tokyo.locator("time[data-away]").first).to_have_attribute("title", re.compile("GMT.9$"))
+
+
+def test_the_backlog_is_live(opened: Any, shop: dict[str, Any]) -> None:
+    page, app = opened(f"{shop['url']}/backlog?queue=soon"), shop["app"]
+    expect(page.get_by_text("Nothing matches")).to_be_visible()
+    for n in range(3):
+        app.send_task("stock.release", task_id=f"soon-{n}", queue="soon", countdown=900 + n)
+    boxes = page.locator("td.pick input")
+    expect(boxes).to_have_count(3, timeout=15_000)
+    boxes.nth(1).check()
+    Delayed(app).cancel("soon-0", "soon")
+    expect(boxes).to_have_count(2, timeout=15_000)
+    expect(boxes.first).to_be_checked()
+    expect(page.locator("#selected")).to_have_text("1 selected")
+    page.goto(f"{shop['url']}/backlog?queue=soon&task=stock.*")
+    expect(page.locator("#live-switch")).to_be_hidden()
 
 
 def test_the_overview_is_live(opened: Any, shop: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ def test_processes_that_die(bench: Bench) -> None:
     with bench.worker(pool="prefork", concurrency=3, gossip=True):
         wait_until(lambda: states(delayed, ["stopped"]) == {"stopped": "running"}, "it runs", 30)
         bench.wait_for_answers()
-        bench.app.control.revoke("stopped", terminate=True)
+        assert delayed.terminate("stopped")
         expected = {"killed": "lost", "slow": "failed", "stopped": "cancelled"}
         wait_until(lambda: states(delayed, expected) == expected, "all have ended", 60)
     assert events(delayed, "slow") == ["received", "started", "timed out"]

@@ -53,6 +53,30 @@ def noted(told: Recorder, run: Run) -> str:
     return "" if note is None else "".join(row[2] for row in note.lines.splitlines())
 
 
+@pytest.mark.parametrize("is_short", [True, False])
+def test_only_tasks_of_a_canvas_have_its_ids(told: Recorder, is_short: bool) -> None:
+    ids = {"root_id": "root", "parent_id": "parent", "group": None}
+    found = {}
+    for id, headers in (("alone", {"root_id": "alone", "parent_id": None}), ("child", ids)):
+        request = SimpleNamespace(id=id, name="mail", _request_dict={"retries": 0, **headers})
+        run = told.received(request, "q")
+        assert run is not None
+        if not is_short:
+            told._noted(run)
+            run.written = 0
+        told.started(run, 7, False)
+        told.ended(run, "+", 0.1) if is_short else told.ended(run, "-", {})
+        note = told._noted(run)
+        assert note is not None
+        found[id] = TaskHistory.of(Known("q", id, (note.head + note.lines).encode(), True))
+    alone, child = found["alone"], found["child"]
+    assert (alone.root_id, alone.parent_id, alone.group_id) == (None, None, None)
+    assert (child.root_id, child.parent_id, child.group_id) == ("root", "parent", None)
+    assert child.as_dict()["parent_id"] == "parent"
+    assert "parent_id" not in alone.as_dict()
+    assert (alone.task, child.task) == ("mail", "mail")
+
+
 def test_each_line_is_written_once(told: Recorder) -> None:
     run = received(told, 1)
     assert run is not None

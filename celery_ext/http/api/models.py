@@ -81,6 +81,9 @@ class History(BaseModel):
     queue: str
     tenant: str | None
     worker: str
+    root_id: str | None = Field(None, description="The first task of its canvas.")
+    parent_id: str | None = Field(None, description="The task that has sent it.")
+    group_id: str | None = None
     steps: list[HistoryStep]
 
 

@@ -125,6 +125,10 @@ def find_elsewhere(service: Service, ask: Ask) -> State | None:
     identity, id, record = ask.identity, ask.id, ask.record
     is_unknown = record is None or record.state == "unknown"
     if is_unknown and (state := _by_event(service.delayed.store, ask.shards, identity, id)):
+        if state["status"] in ("scheduled", "waiting"):  # it may have moved behind this search
+            again = Ask(identity, id, state["queue"])
+            look_up(service, [again])
+            return again.state or state
         return state
     held = _held(service, ask.shards, identity, id)
     if held is None:

@@ -58,6 +58,18 @@ def absolute(at: datetime | int) -> str:
     return f"{found:%Y-%m-%d %H:%M:%S} UTC"
 
 
+#: How times read in UTC. The script of the pages knows the same forms for the reader's zone.
+FORMS = {"full": "%Y-%m-%d %H:%M:%S UTC", "clock": "%H:%M", "day": "%b %d"}
+
+
+def zoned(at: datetime | int, form: str = "full") -> Markup:
+    """A time, given in UTC or in ms; a browser with scripts shows it in the reader's zone."""
+    found = from_ms(at) if isinstance(at, int) else at
+    return Markup('<time datetime="{}" data-zone="{}">{}</time>').format(
+        found.isoformat(timespec="milliseconds"), form, found.strftime(FORMS[form])
+    )
+
+
 @cache
 def _environment() -> Environment:
     """All templates, compiled: the first visitor does not wait for it."""
@@ -79,6 +91,7 @@ def _environment() -> Environment:
         "queue_of": queue_of,
         "seconds": length_text,
         "shortened": shortened,
+        "zoned": zoned,
     }
     parts = made.get_template("parts.html").module
     macros = {name: each for name, each in vars(parts).items() if not name.startswith("_")}

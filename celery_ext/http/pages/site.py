@@ -56,7 +56,7 @@ VIEWS: list[View] = [
     *partitions.VIEWS,
 ]
 LIVE = [each for each in VIEWS if each.seconds]
-ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS, *pausing.ACTIONS]
+ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS, *pausing.ACTIONS, *task.ACTIONS]
 
 _ASSETS = {
     "dashboard.css": "text/css",

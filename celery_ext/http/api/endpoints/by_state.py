@@ -116,13 +116,15 @@ def _is_meant(call: Call, search: Search, record: TaskHistory, state: str, of: s
 
 
 def ready_page(
-    call: Call, given: Filter, limit: int, cursor: str | None
+    call: Call, given: Filter, limit: int, cursor: str | None, root_id: str | None = None
 ) -> tuple[list[ReadyTask], str | None]:
     """Ready tasks, by queue, the latest first, and the cursor of the next ones; None: no more."""
     place = ("", 0, "")
     if cursor is not None:
         place = cursors.read_place(cursor, call.identity)
-    query = Query(task=given.task, queue=given.queue, tenant=given.tenant, where=given.where)
+    query = Query(
+        task=given.task, queue=given.queue, tenant=given.tenant, where=given.where, root_id=root_id
+    )
     needles, left = [query.needle] if query.needle else [], LOOKED_AT
     found: list[ReadyTask] = []
     for shard in sorted(call.service.shards(call.identity, given.queue)):

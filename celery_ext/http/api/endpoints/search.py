@@ -87,7 +87,9 @@ def _look_through(
     call: Call, query: Query, name: str, place: Place | None, found: _Found
 ) -> Place | None:
     """Where the next page of a shard begins; None: it has no more."""
-    is_narrow = bool(query.task or query.tenant or query.where or call.identity.tenants)
+    is_narrow = bool(
+        query.task or query.tenant or query.where or query.root_id or call.identity.tenants
+    )
     while not found.is_over:
         size = min(found.left, PAGE_SIZE if is_narrow else found.missing)
         page, place = call.service.delayed.backlog(name).page(
@@ -104,6 +106,16 @@ def _look_through(
         if place is None:
             break
     return place
+
+
+def of_root(call: Call, root: str, limit: int) -> tuple[list[TaskInfo], bool]:
+    """Delayed tasks of a canvas by the id of its first task, and whether there may be more."""
+    query, found = Query(root_id=root), _Found(limit)
+    for name in sorted(call.service.shards(call.identity)):
+        place = _look_through(call, query, name, None, found)
+        if place is not None or found.is_over:
+            return [info for _, info in found.infos], True
+    return [info for _, info in found.infos], False
 
 
 def _following(shard: str, place: Place | None, shards: list[str]) -> str | None:

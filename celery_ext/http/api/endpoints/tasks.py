@@ -279,6 +279,25 @@ def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[Rea
     raise Problem(409, f"the task is neither delayed nor ready: {found['status']}")
 
 
+@operations.add(
+    "POST", "/{id}/terminate", "admin", {202: TaskState}, query=OneQueue, problems=(404, 409)
+)
+def terminate_task(call: Call) -> Response:
+    """End the process that runs a task. Workers do it once they hear of it."""
+    call.note("terminate", call.id)
+    return Json(terminate(call, call.id, call.query.queue), 202)
+
+
+def terminate(call: Call, id: str, queue: str | None) -> State:
+    """Tell the workers; returns the state until then. Raises a Problem if it does not run."""
+    found = find(call.service, call.identity, id, queue)
+    if found is None:
+        raise Problem(404, "there is no such task")
+    if not call.service.delayed.terminate(id, found["queue"]):
+        raise Problem(409, f"no worker is recorded to run the task: it is {found['status']}")
+    return found
+
+
 def _taken() -> Problem:
     return Problem(409, "a worker has taken the task meanwhile")
 

@@ -32,6 +32,26 @@ function tick() {
 setInterval(tick, 1000);
 tick();
 
+// Times in the reader's zone: the server knows UTC only.
+
+const zoneName = (at) => new Intl.DateTimeFormat("en", { timeZoneName: "short" }).formatToParts(at).find((each) => each.type === "timeZoneName").value;
+
+function local(text, form) {
+  const at = new Date(text), two = (value) => String(value).padStart(2, "0");
+  const clock = `${two(at.getHours())}:${two(at.getMinutes())}`;
+  const day = `${at.toLocaleString("en", { month: "short" })} ${two(at.getDate())}`;
+  if (form !== "full") return form === "day" ? day : clock;
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clock}:${two(at.getSeconds())} ${zoneName(at)}`;
+}
+
+function zones() {
+  for (const time of document.querySelectorAll("time[data-zone]")) time.textContent = local(time.dateTime, time.dataset.zone);
+  for (const time of document.querySelectorAll("time[data-away]")) time.title = local(time.dateTime, "full");
+  for (const title of document.querySelectorAll("title[data-at]")) title.textContent = title.dataset.before + local(title.dataset.at, "full");
+  for (const name of document.querySelectorAll("[data-zone-name]")) name.textContent = zoneName(new Date());
+}
+zones();
+
 // Light and dark: the choice is kept for the server to render.
 
 const themeSwitch = byId("theme-switch");
@@ -105,6 +125,7 @@ class Live {
     morph(live, fresh);
     document.dispatchEvent(new Event("shown"));
     tick();
+    zones();
     live.classList.remove("old");
     this.say("Live", "");
   }
@@ -121,7 +142,7 @@ class Live {
     if (trouble.textContent !== text) trouble.textContent = text;
   }
 }
-if (live && liveSwitch) new Live();
+if (live?.dataset.live && liveSwitch) new Live();
 
 // Selecting many.
 

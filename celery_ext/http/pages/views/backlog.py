@@ -26,6 +26,9 @@ PAGE_SIZE = 50
 #: What a search can be by.
 FIELDS = ["queue", "task", "tenant", "where", "due_after", "due_before"]
 
+#: What many tasks may have to be read for: such a list is not read again and again.
+SEARCHED = ["task", "tenant", "where"]
+
 #: The lists of the page, and what each is called.
 STATES = {"scheduled": "Delayed", "ready": "Ready"}
 
@@ -67,6 +70,7 @@ def look(visit: Visit) -> Shown:
         "fields": FIELDS[:4] if is_ready else FIELDS,
         "states": STATES,
         "is_ready": is_ready,
+        "is_live": not order.sort and not any(name in given for name in SEARCHED),
         "is_by_due": False,
         "is_filtered": any(name in given for name in FIELDS),
         "tasks": [],
@@ -124,4 +128,4 @@ def _counts(visit: Visit) -> Any:
     return {name: sum(getattr(m, name) for m in found) for name in ("delayed", "due", "ready")}
 
 
-VIEWS = [View("backlog", "/backlog", "Backlog", look)]
+VIEWS = [View("backlog", "/backlog", "Backlog", look, seconds=5)]

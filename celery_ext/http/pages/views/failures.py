@@ -179,6 +179,12 @@ def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
     return rows, is_partial
 
 
+def recorded(visit: Visit, of: str) -> list[TaskHistory]:
+    """The newest tasks of a list in all queues of the visitor."""
+    shards = visit.shards(None)
+    return _read(visit, of, shards, _counts(visit, shards)[of])[0]
+
+
 def _names(visit: Visit, of: str, rows: list[Row]) -> dict[tuple[str, str], str] | None:
     """What forms call the tasks that can be changed; None: nobody may, or there are none such.
 

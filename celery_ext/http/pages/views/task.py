@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, StringConstraints
+from starlette.responses import Response
 
 from celery_ext.http.api.endpoints.dead_letters import own_letters
+from celery_ext.http.api.endpoints.tasks import terminate
 from celery_ext.http.api.status import EVENTS_LIMIT, State, find, history_of, message_of
 from celery_ext.tasks import failures
 from celery_ext.tasks.dead_task import DeadTask
@@ -17,7 +19,8 @@ from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection import events as streams
 
-from ..visit import Shown, View, Visit, asked
+from ..visit import Action, Form, Shown, View, Visit, asked
+from . import canvas
 from .backlog import name_of
 from .dead import letter_name
 
@@ -64,6 +67,7 @@ class _Asked(BaseModel):
     id: _Text | None = None
     queue: _Text | None = None
     more: bool = False
+    canvas: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,12 @@ class Step:
 
 def look(visit: Visit) -> Shown:
     query = asked(visit, _Asked)
-    shown: dict[str, Any] = {"id": query.id, "task": None, "more": query.more}
+    shown: dict[str, Any] = {
+        "id": query.id,
+        "task": None,
+        "more": query.more,
+        "kin": None,
+    }
     if query.id is None:
         return shown
     id: str = query.id
@@ -99,6 +108,7 @@ def look(visit: Visit) -> Shown:
         return {**shown, "status": 404}
     info, letter = _message(visit, id, state)
     record = history_of(visit.service, visit.identity, id, query.queue)
+    ids = canvas.Ids.of(id, info, record)
     attempts = [] if record and record.failure else _attempts(info, letter)
     limit = MORE_EVENTS if query.more else EVENTS_LIMIT
     return {
@@ -106,6 +116,8 @@ def look(visit: Visit) -> Shown:
         "task": state,
         "info": info,
         "headers": _headers(info),
+        "ids": ids,
+        "kin": canvas.look(visit, ids.root or id, id) if query.canvas else None,
         "steps": _timeline(_told(visit, id, state, limit), record, attempts),
         "failure": record.failure if record else None,
         "limit": limit,
@@ -190,4 +202,12 @@ def _at_ms(step: Step) -> int:
     return step.at_ms
 
 
+def on_terminate(visit: Visit, form: Form) -> Response:
+    id, queue = form.one("id"), form.one("queue")
+    visit.note("terminate", id)
+    terminate(visit, id, queue)
+    return visit.redirect("/task", id=id, queue=queue, done="terminate")
+
+
 VIEWS = [View("task", "/task", "", look, seconds=2)]
+ACTIONS = [Action("/task/terminate", on_terminate, "admin")]
