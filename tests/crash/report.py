@@ -156,11 +156,7 @@ def findings(result: Result) -> str:
         others = {*lives} - {line["owner"] for line in found.lines}
         since, until = found.lines[0]["at"] - 1, found.lines[-1]["at"] + 1
         for window in sorted(result.windows, key=lambda window: window.began):
-            if (
-                (window.victim in met or window.victim not in lives)
-                and window.began <= until
-                and since <= window.ended
-            ):
+            if window.victim not in others and window.began <= until and since <= window.ended:
                 name = f"{window.kind} {window.victim}".rstrip()
                 yield f"    fault {window.began:.3f} to {window.ended:.3f}: {name}"
 
