@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from kombu_delayed.inspection.gate_usage import Room, known_as, parts_of, room, turns, waiting_count
+from kombu_delayed.inspection.gate_usage import (
+    Room,
+    holders,
+    known_as,
+    parts_of,
+    room,
+    turns,
+    waiting_count,
+)
 from kombu_delayed.message.ticket import plain, slot_name
 from kombu_delayed.store.overrides import Override
 
@@ -17,6 +25,7 @@ from .limit_usage import Declarations, GateUsage, LimitUsage, place_of
 
 if TYPE_CHECKING:
     from ..policies.limits.gated import Declared
+    from ..policies.limits.throttler import RunningTask
 
 #: Keys that a limit is shown with.
 BUSIEST = 5
@@ -243,6 +252,19 @@ def _shares(usage: GateUsage, each: Declared) -> tuple[KeyInfo, ...]:
         in_use = None if usage.declarations.turns_by else used.in_use
         found.append(KeyInfo(key, in_use, used.waiting, _moment(used.first_due_ms), None, slots))
     return tuple(found)
+
+
+def running(delayed: Queues, queue: str, limit: int) -> list[RunningTask]:
+    """The running tasks that have slots in a queue, as a `Throttler` sees them: so many at most."""
+    from ..policies.limits.throttler import RunningTask
+
+    found: list[RunningTask] = []
+    for shard in delayed.store.shards.all(queue):
+        held = holders(delayed.store, shard, limit - len(found))
+        found += [RunningTask.of(queue, each) for each in held]
+        if len(found) >= limit:
+            break
+    return found
 
 
 def keys_page(

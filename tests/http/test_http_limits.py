@@ -151,6 +151,25 @@ def test_what_the_app_does_not_declare(mail: Celery, shared_api: httpx.Client) -
     assert get(shared_api, "/v1/tenants")["tenants"] == []
 
 
+def test_what_runs(app: Celery, delayed: Delayed, serve: Serve) -> None:
+    """As a throttler sees it; and a token of a tenant sees its own."""
+    declare(app, mail=[Counted(), Limit(concurrency=5, by="host", weight=2)])
+    for tenant in ("ada", "eve"):
+        send(app, tenant, host=f"{tenant}.example")
+    assert len(claim(delayed).records) == 2
+    api = serve(needs_token=True)
+    headers = bearer(delayed, "read")
+    found = api.get("/v1/queues/mail/running", headers=headers).json()
+    assert part(found, "queue is_complete") == ("mail", True)
+    ada, eve = sorted(found["tasks"], key=lambda each: str(each["tenant"]))
+    assert part(ada, "queue task tenant") == ("mail", "till.send_mail", "ada")
+    assert part(ada, "worker keys weights") == ("w", {"host": "ada.example"}, {"host": 2})
+    assert ada["since"].startswith("20")
+    assert api.get(f"/v1/tasks/{ada['id']}", headers=headers).json()["tenant"] == "ada"
+    own = api.get("/v1/queues/mail/running", headers=bearer(delayed, "read", tenants=["eve"]))
+    assert own.json()["tasks"] == [eve]
+
+
 def test_tenants(api: httpx.Client) -> None:
     found = get(api, "/v1/tenants")
     assert found["is_complete"]

@@ -38,7 +38,10 @@ def claim(delayed: Delayed, want: int = 100, queue: str = "mail", tag: int = 1) 
     """Claim as a worker does: what there is no room for waits at the gate from then on."""
     rules = delayed.rules
     assert rules is not None
-    gate = rules.gate(queue)
-    found = delayed.store.deliver(queue, "w:1:x", want, tag, lease_ms=LEASE_MS, gate=gate)
+    given: dict[str, Any] = {
+        "gate": rules.gate(queue),
+        "declared": delayed.store.policies.read(queue).version,
+    }
+    found = delayed.store.deliver(queue, "w:1:x", want, tag, lease_ms=LEASE_MS, **given)
     assert found is not None
     return found

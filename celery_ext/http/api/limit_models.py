@@ -94,6 +94,31 @@ class QueueLimits(BaseModel):
     limits: list[LimitState]
 
 
+class RunningState(BaseModel):
+    """A task that runs, or that a worker has claimed and is about to run.
+
+    Its id, its name, its tenant and the time are known in queues with a `Throttler`; elsewhere they
+    are null.
+    """
+
+    id: str | None
+    task: str | None
+    queue: str
+    tenant: str | None
+    worker: str
+    since: str | None = Field(description="When the worker claimed it.")
+    keys: dict[str, str] = Field(description="Its key in each limit that it has slots of.")
+    weights: dict[str, int] = Field(description="How many slots of each it has.")
+
+
+class RunningTasks(BaseModel):
+    """The running tasks that have slots in a queue, as of at most two seconds ago."""
+
+    queue: str
+    is_complete: bool = Field(description="False if there are more than 1,000.")
+    tasks: list[RunningState]
+
+
 class LimitDetail(LimitState):
     """A limit with its keys, and some of the tasks that wait for it."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from celery_ext.app.queues import Queues
 from celery_ext.control.limit_usage import GateUsage
 from celery_ext.control.limits import (
     KeyInfo,
@@ -13,11 +14,12 @@ from celery_ext.control.limits import (
     limit,
     limits,
     names_of,
+    running,
 )
 from celery_ext.errors import QueryError
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
-from celery_ext.tasks.times import info_data
+from celery_ext.tasks.times import from_ms, info_data
 from kombu_delayed.inspection.gate_usage import waiting_count
 from kombu_delayed.inspection.lookup import lookup_by_id
 
@@ -31,13 +33,21 @@ from ..limit_models import (
     LimitState,
     NewNumbers,
     QueueLimits,
+    RunningTasks,
     WasReset,
 )
 from ..operations import Call, Operations
 from ..status import state_of
 
+if TYPE_CHECKING:
+    from celery_ext.policies import RunningTask
+
 #: How old a reading may be.
 SECONDS = 2.0
+
+#: So many running tasks are read of a queue, and what is shown of each beside what may be unknown.
+RUNNING = 1_000
+SHOWN = "queue", "tenant", "worker", "keys", "weights"
 
 operations = Operations("limits", "/v1")
 
@@ -78,11 +88,37 @@ def get_queue_limits(call: Call) -> dict[str, Any]:
     return {
         "queue": queue,
         "turns_by": usage.declarations.turns_by or None,
-        "waiting": own if usage.tenants_only else waiting_count(delayed.store, queue),
+        "waiting": own if usage.tenants_only else _waiting(delayed, queue),
         "waiting_for_turn": usage.turn.waiting,
         "is_complete": usage.is_complete,
         "limits": [info_data(info) for info in limits(delayed, usage)],
     }
+
+
+def _waiting(delayed: Queues, queue: str) -> int:
+    store = delayed.store
+    return sum(waiting_count(store, shard) for shard in store.shards.all(queue))
+
+
+@operations.add("GET", "/queues/{queue}/running", "read", RunningTasks)
+def list_running(call: Call) -> dict[str, Any]:
+    """The running tasks that have slots in a queue: since when, where, and of which limits."""
+    queue, delayed = call.queue, call.service.delayed
+    found = call.service.cache.get(
+        ("running", queue), SECONDS, lambda: running(delayed, queue, RUNNING)
+    )
+    mine = [each for each in found if call.identity.sees(each.queue, each.tenant)]
+    return {
+        "queue": queue,
+        "is_complete": len(found) < RUNNING,
+        "tasks": [_running_data(each) for each in mine],
+    }
+
+
+def _running_data(each: RunningTask) -> dict[str, Any]:
+    since = None if each.since_ms is None else from_ms(each.since_ms).isoformat()
+    known = {"id": each.id or None, "task": each.task or None, "since": since}
+    return {**known, **{name: getattr(each, name) for name in SHOWN}}
 
 
 @operations.add(
