@@ -39,7 +39,7 @@ def test_a_compressed_queue(
     broker = {"broker": url, "transport_options": {"delayed_compression": "zstd"}}
     words = F.to_json(F.array(F.repeat(F.lit("order"), 20), F.col("id")))
 
-    report = schedule(numbered(spark, COUNT, args=words), job_id="j", **broker)
+    report = schedule(numbered(spark, COUNT, args=words), job_id="j", batch_size=10, **broker)
     assert counts(report) == (COUNT, 0, 0)
     forms = [is_compressed(kept(client, f"{n}", "celery")) for n in range(COUNT)]
     assert 10 <= sum(forms) < COUNT, "all but the first batches"
