@@ -12,6 +12,7 @@ from celery import Celery
 from celery_ext import Delayed
 from celery_ext.http.api import status
 from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from tests.kit.http import bearer
 from tests.kit.pages import Visitor, sent
 
 
@@ -85,6 +86,24 @@ def test_terminate_over_http(
     assert api.post("/v1/tasks/later/terminate").status_code == 409
     assert api.post("/v1/tasks/none/terminate").status_code == 404
     assert revoked == [TOLD]
+
+
+def test_who_may_terminate(
+    locked_api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control, told = locked_api.api.service.delayed.app.control, []  # type: ignore[attr-defined]
+    monkeypatch.setattr(control, "revoke", lambda *given, **more: told.append(given))
+    runs(delayed, "long")
+    path = "/v1/tasks/long/terminate"
+    for token, expected in (
+        (bearer(delayed, "schedule", "read"), 403),
+        (bearer(delayed, "admin", tenants=("ada",)), 404),
+        (bearer(delayed, "admin", queues=("elsewhere",)), 404),
+        (bearer(delayed, "admin"), 202),
+    ):
+        assert told == []
+        assert locked_api.post(path, headers=token).status_code == expected
+    assert told == [("long",)]
 
 
 def test_terminate_on_the_page(

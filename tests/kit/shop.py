@@ -119,11 +119,11 @@ def fill_gates(app: Celery) -> None:
         gate = delayed.rules.gate(queue)
         for at in range(1, 30, 10):
             delayed.store.deliver(queue, WORKERS[0], 10, at, lease_ms=LEASE_MS, gate=gate)
+    pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
     with patch("celery_ext.control.policies.caller", lambda: "deploy@ci-2"):
         for queue in GATED:
             delayed.policies.apply(queue)
-    pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
-    delayed.pause("exports", tenant="umbrella", **pauses)
+        delayed.pause("exports", tenant="umbrella", **pauses)
     delayed.close()
 
 
@@ -221,7 +221,8 @@ def _trends(store: Store, chance: random.Random) -> None:
             for at in times[start : start + 200]:
                 busy = 1 + math.sin((at % 86_400 / 86_400 - 0.3) * 2 * math.pi)
                 for name in names:
-                    _count(tallies, name, at, int(busy * chance.randrange(2, 9)), chance)
+                    count = busy * chance.randrange(2, 9) / (15 if at >= now - 3_600 else 1)
+                    _count(tallies, name, at, int(count + chance.random()), chance)
             store.all_of(tallies.calls(store, queue, f"shop-{start}:1:a"))
 
 

@@ -283,7 +283,7 @@ def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[Rea
     "POST", "/{id}/terminate", "admin", {202: TaskState}, query=OneQueue, problems=(404, 409)
 )
 def terminate_task(call: Call) -> Response:
-    """End the process that runs a task. Workers do it once they hear of it."""
+    """End the process that runs a task. Workers do it once they have received this."""
     call.note("terminate", call.id)
     return Json(terminate(call, call.id, call.query.queue), 202)
 
