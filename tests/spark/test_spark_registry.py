@@ -140,7 +140,7 @@ def test_a_driver_that_is_lost(
     assert told["rows_per_second"] > 0
     assert (told["total_rows"], told["percent"]) == (COUNT, 100)
     first, second = run("jobs", "-b", url).stdout.splitlines()
-    assert first.startswith(f"{lost.job_id}  ended, begun ")
+    assert first.startswith(f"{lost.job_id}  ended, started ")
     assert first.endswith(f": schedule {path}")
     assert second.startswith("    2,000 of 2,000 (100 %) rows, ")
     assert second.endswith(f"/s: {COUNT - written:,} accepted, {written:,} already, 0 refused")

@@ -20,7 +20,7 @@ from .group import connection_options, main
 def jobs_command(as_json: bool, **options: Any) -> None:
     """List the jobs that wrote to a broker, the newest first.
 
-    A silent job has told nothing for a minute. If its driver is lost, run the same command again
+    A silent job has not reported for a minute. If its driver was lost, run the same command again
     with its --job-id.
     """
     found = jobs(**options)
@@ -36,8 +36,8 @@ def jobs_command(as_json: bool, **options: Any) -> None:
 
 def _lines(job: JobState) -> str:
     what = " ".join(filter(None, (job.operation, job.label)))
-    heard = "" if job.state in ("ended", "failed") else f", heard of {moment(job.heard_at)}"
-    text = f"{job.job_id}  {job.state}, begun {moment(job.begun_at)}{heard}: {what}\n"
+    heard = "" if job.state in ("ended", "failed") else f", last report {moment(job.heard_at)}"
+    text = f"{job.job_id}  {job.state}, started {moment(job.begun_at)}{heard}: {what}\n"
     part = f" of {job.total_rows:,} ({job.percent:.0f} %)" if job.total_rows else ""
     text += f"    {job.rows:,}{part} rows, {job.rows_per_second:,.0f}/s"
     if job.accepted is not None:
@@ -48,9 +48,9 @@ def _lines(job: JobState) -> str:
 @main.command("forget")
 @click.argument("job_id")
 @connection_options
-@click.option("--force", is_flag=True, help="Also a job that is running.")
+@click.option("--force", is_flag=True, help="Forget it even if it is running.")
 def forget_command(job_id: str, force: bool, **options: Any) -> None:
-    """Drop what the broker remembers of a job that has ended.
+    """Drop the ledger of a job that has ended.
 
     If the job runs again, it repeats all of its rows.
     """
