@@ -110,7 +110,8 @@ class Loss:
             f"{count} lifecycle events of queue {queue!r} were trimmed before they were read: "
             f"the checkpoint is at {self.position.id}, and the oldest that is kept is {oldest}. "
             f"Read more often, or raise the transport option delayed_events of all processes (the "
-            f"queue has {self.stream.length:,} events now). fail_on_data_loss=false goes on without"
+            f"queue has {self.stream.length:,} events now). To continue after the gap, set "
+            "fail_on_data_loss=false"
         )
 
     def _of_another(self) -> str:
