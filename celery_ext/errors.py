@@ -14,7 +14,7 @@ BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 
 class Stored(Protocol):
-    """How many messages are stored for certain: a BulkReport."""
+    """How many messages are certainly stored: a BulkReport."""
 
     delayed: int
     ready: int
@@ -32,7 +32,7 @@ class QueryError(DelayedError, ValueError):
 class BulkError(DelayedError, OperationalError):
     """The broker failed in the middle of bulk scheduling.
 
-    `report` says what is stored for certain; what was on its way may be stored as well.
+    `report` counts what is certainly stored; messages in flight may be stored as well.
     """
 
     def __init__(self, message: str, report: Stored | None = None) -> None:
@@ -70,7 +70,7 @@ class AlreadyExpected(DelayedError):
 
 
 class AnswersFull(DelayedError, OperationalError):
-    """As many early answers are kept as may be, so this one is not: try again later."""
+    """The limit of early answers is reached, so this one is not kept: try again later."""
 
 
 class AnswerFailed(DelayedError):

@@ -77,8 +77,8 @@ def options_page() -> str:
         "[answers that come later](../guides/correlation.md).\n",
         *settings_table(ExpectationOptions),
         "\n## Outcomes\n",
-        f"Of the setting `{OUTCOMES}` of a Celery app, a dict; `False` records nothing: "
-        "[what became of each task](../guides/outcomes.md).\n",
+        f"Set them in `{OUTCOMES}` of a Celery app, a dict; `False` records nothing: "
+        "see [task outcomes](../guides/outcomes.md).\n",
         *settings_table(OutcomeOptions),
     ]
     return "\n".join(lines) + "\n"

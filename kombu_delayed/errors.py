@@ -52,17 +52,17 @@ class ServerFull(DelayedError, OperationalError):
 
 
 class NotReplicated(DelayedError):
-    """A message is stored on the master, but not yet on as many replicas as were asked for.
+    """A message is stored on the master, but not yet on enough replicas.
 
-    It stays there, and replicas get it when they can. Sent again, a delayed message with a task id
-    is recognised and kept once; one for now is not.
+    It will run, and replicas get it when they can. If you send it again, a delayed message with a
+    task id is stored once; a message without a delay runs twice.
     """
 
 
 class AlreadyDelayed(DelayedError):
     """A task with the same unique key is already delayed, so this one was not sent.
 
-    `task_id` is the id of the one that waits, or that has not ended and has the key until then.
+    `task_id` is the id of the task that has the key.
     """
 
     def __init__(self, key: str = "", task_id: str = "") -> None:
@@ -84,7 +84,7 @@ class CompressionError(DelayedError):
 
 
 class LeaseLost(DelayedError, ConnectionError):
-    """This consumer's lease ended, so others have taken over its messages; it starts anew."""
+    """This consumer's lease ended, so other consumers have its messages; it reconnects."""
 
 
 class ReplicaError(ServerError, ConnectionError):

@@ -28,13 +28,11 @@ class OutcomeOptions:
     days: float = option(
         7.0, "How long they are kept, at least. At most they are kept twice as long.", 0.01, 366
     )
-    interval_seconds: float = option(
-        1.0, "How often a worker writes what has happened since.", 0.05, 10
-    )
+    interval_seconds: float = option(1.0, "How often a worker writes new events.", 0.05, 10)
     buffer: int = option(
         20_000,
-        "How many events a worker remembers while Redis is slow or away. Further ones are dropped "
-        "and counted.",
+        "How many events a worker keeps while Redis is slow or unreachable. Further events are "
+        "dropped and counted.",
         100,
         1_000_000,
     )

@@ -1,21 +1,20 @@
 """Signals about delayed tasks, sent in the process that acts.
 
-`task_cancelled` comes with `info`, the TaskInfo of the task that was dropped; `task_rescheduled`
-with `task_id` and `eta` (ISO 8601, None for a task that is to run now). Their sender is the app.
+`task_cancelled` has the argument `info`, the TaskInfo of the removed task; `task_rescheduled` has
+`task_id` and `eta` (ISO 8601, None: now). Their sender is the app.
 
-`task_scheduled` comes with `task_id`, `task`, `eta` (ISO 8601) and `routing_key` when a message
-with an ETA ahead was sent. Its sender is the name of the task, as of Celery's own signals; so are
-those of the last two.
+`task_scheduled` is sent for a message with a future ETA, with `task_id`, `task`, `eta` (ISO 8601)
+and `routing_key`. Its sender is the name of the task, as for Celery's own signals. The same is true
+for the next two.
 
-`task_late` comes with `task_id`, `eta` (ISO 8601) and `late_seconds`, by this machine's clock, in a
-worker that was given a task later after its ETA than `celery_ext.install` allows. `task_buried`
-comes with `info`, the TaskInfo of the dead letter, in the process that buried a message, in a
-thread that does nothing else.
+`task_late` is sent in a worker that gets a task later after its ETA than `celery_ext.install`
+allows, with `task_id`, `eta` (ISO 8601) and `late_seconds`, by this machine's clock. `task_buried`
+is sent in the process that made a message a dead letter, from a separate thread, with `info`, the
+TaskInfo of the dead letter.
 
-Those of expectations have the app as sender, and come with `key`, `tenant` and `id`:
-`answer_expected` where one is made, with its `state`; `answer_given` where an answer is, with its
-`outcome`; `expectation_ended` in the worker that has sent what follows, with the `state` in which
-it has ended.
+The signals of expectations have the app as sender, and `key`, `tenant` and `id`: `answer_expected`
+in the process that expects, with its `state`; `answer_given` in the process that answers, with its
+`outcome`; `expectation_ended` in the worker that sent the follow-up, with the final `state`.
 """
 
 from __future__ import annotations

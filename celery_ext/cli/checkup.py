@@ -83,7 +83,7 @@ def _versions() -> Check:
             *(f"install {NAMES[name]} {_dotted(OLDEST[name])} or newer" for name in old),
             *(
                 f"{NAMES[name]} is newer than {_dotted(NEWEST[name])}, the last one tested: "
-                "try it beside your own tests first"
+                "run your own tests with it first"
                 for name in new
             ),
         ]
@@ -106,7 +106,7 @@ def _server(servers: list[Redis], url: str) -> Check:
         text += f", the slowest of {len(servers)} masters"
     remedy = ""
     if seconds > SLOW_SECONDS:
-        remedy = "run workers and producers nearer to the server: each claim is a round trip"
+        remedy = "run workers and producers closer to the server: each claim is a round trip"
     return Check("server", text, remedy)
 
 
@@ -180,7 +180,7 @@ def _compression(delayed: Delayed, queue: str | None) -> Check:
 def _app(delayed: Delayed) -> Check:
     is_installed = getattr(delayed.app, "delayed", None) is not None
     text = "celery_ext is installed" if is_installed else "the transport alone"
-    hint = "call celery_ext.install(app) to see what became of tasks, and for policies"
+    hint = "call celery_ext.install(app) to see task outcomes, and for policies"
     return Check("app", text, "" if is_installed else hint)
 
 
@@ -201,7 +201,9 @@ def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: 
     names = {each.name.rsplit(":", 2)[0] for each in consumers}
     count = sum(each.delayed + each.ready for each in metrics.values())
     text = f"{number(len(names))} for {queues_word(len(metrics))} with {tasks_word(count)}"
-    remedy = f"nobody consumes {_some(alone)}: start a worker with -Q {alone[0]}" if alone else ""
+    remedy = (
+        f"no worker consumes {_some(alone)}: start a worker with -Q {alone[0]}" if alone else ""
+    )
     return Check("workers", text, remedy)
 
 
@@ -209,9 +211,9 @@ def _on_time(metrics: dict[str, Metrics], alone: list[str]) -> Check:
     late = {name: each.oldest_due_seconds for name, each in metrics.items() if not each.paused}
     name, seconds = max(late.items(), key=lambda each: each[1], default=("", 0.0))
     if seconds <= LATE_SECONDS:
-        return Check("on time", "nothing that is due waits for long")
+        return Check("on time", "no due task has waited for long")
     text = f"the oldest task that is due has waited for {length_text(seconds)}, in {name}"
-    remedy = "start more workers, or see Troubleshooting, A task is late"
+    remedy = "start more workers, or see Troubleshooting, Tasks run late"
     return Check("on time", text, "" if name in alone else remedy)
 
 
@@ -223,14 +225,14 @@ def _policies(
     if unlike := [each.queue for each in declared if each.differs and each.queue in consumed]:
         yield Check(
             "policies",
-            f"workers of {_some(unlike)} go by other policies than this app declares",
+            f"workers of {_some(unlike)} apply other policies than this app declares",
             "see `celery delayed policies`; start a worker of this app, or run "
             "`celery delayed apply-policies`",
         )
     elif unused := sorted(_declared(delayed) - {ALL_QUEUES, *metrics}):
         yield Check(
             "policies",
-            f"delayed_policies names {_some(unused)}, which nobody has used yet",
+            f"delayed_policies names {_some(unused)}, which no program has used yet",
             "correct the name, or send a first task there",
         )
     elif declared or delayed.rules is not None:

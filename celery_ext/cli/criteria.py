@@ -80,7 +80,11 @@ criteria = all_of(
     click.option("--due-before", type=TIME, help="Due before this time."),
     click.option("--due-after", type=TIME, help="Due at this time or later."),
     click.option(
-        "--header", multiple=True, callback=_header, metavar="NAME=VALUE", help="Repeatable."
+        "--header",
+        multiple=True,
+        callback=_header,
+        metavar="NAME=VALUE",
+        help="A header with this value; repeatable.",
     ),
     click.option("--group", "group_id", type=TEXT, help="Id of their group."),
     click.option(

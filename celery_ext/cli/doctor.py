@@ -24,7 +24,7 @@ from .session import Session, command
     "--upgrade",
     "upgrades",
     is_flag=True,
-    help="Raise the data to the format of this version. Processes of older versions stop.",
+    help="Convert the data to the format of this version. Processes of older versions stop.",
 )
 def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> None:
     """Find problems, and repair them with --fix.
@@ -71,7 +71,7 @@ def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> 
     if not any(each.fixed < each.count and each.remedy for each in queues):
         return
     if fix:
-        session.print("What is not repaired takes no wake token: restart that consumer.")
+        session.print("A consumer that is not repaired takes no wake tokens: restart it.")
     else:
         session.print("celery delayed doctor --fix repairs this.")
 

@@ -115,7 +115,7 @@ def _change_member(
             step = channel.priority(channel._get_message_priority(payload, reverse=False))
         if backlog.revise(waiting, step, text.encode(), at_ms):
             return True
-    raise QueryError(f"task {task_id} was not changed: others keep changing it; try again")
+    raise QueryError(f"task {task_id} was not changed: other programs keep changing it; try again")
 
 
 def _change_ready(

@@ -57,7 +57,7 @@ class Dead:
     ) -> int:
         """Replay some or all dead letters, now or at a time. Returns their number.
 
-        Raises QueryError where `at` is not a time.
+        Raises QueryError if `at` is not a time.
         """
         if at is not None:
             to_ms("at", at)

@@ -41,8 +41,8 @@ from .ready import ReadyTask, change_ready, matching
 class Delayed(Queues):
     """The delayed tasks of an app's broker. No worker needs to run.
 
-    Connects when it is used first. Raises BrokerError where the broker keeps no backlog, and
-    Kombu's OperationalError where it cannot be reached; the next call tries again.
+    Connects on first use. Raises BrokerError if the broker does not use this transport, and
+    Kombu's OperationalError if it cannot be reached; the next call tries again.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -82,20 +82,21 @@ class Delayed(Queues):
     ) -> Iterator[TaskHistory]:
         """Tasks whose last outcome is `of`, the latest of each queue first, read lazily.
 
-        `of` is "failed" (with those that timed out or were lost), "running", "retrying" or "slow".
-        The last 2,000 of each queue are listed. `task`, `error` and `worker` are patterns with `*`
-        and `?`; an error's is of its type, or of type and text as in "ValueError: *".
-        `longer_than` and `shorter_than` compare run times, of a running task until now: seconds,
-        text such as "90s", or a timedelta. Raises QueryError for another `of` and for no length.
+        `of` is "failed" (including tasks that timed out or were lost), "running", "retrying" or
+        "slow". The last 2,000 of each queue are listed. `task`, `error` and `worker` are patterns
+        with `*` and `?`; `error` matches the type, or type and text as in "ValueError: *".
+        `longer_than` and `shorter_than` compare run times, for running tasks until now: seconds,
+        text such as "90s", or a timedelta. Raises QueryError for another `of` and for an invalid
+        length.
         """
         return recorded(self, of, queue, Meant(task, error, worker, longer_than, shorter_than))
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
         """Cancel a delayed or ready task. True if it was one.
 
-        Its result is REVOKED. Without `queue`, the app's queues are looked at, and those that it
-        does not know only where it is in none of them. A ready task is found at once if this
-        process has looked for one before; otherwise the ready ones are read for it.
+        Its result becomes REVOKED. Without `queue`, the app's queues are searched first, then other
+        queues of the broker. A ready task is found at once if this process has looked for one
+        before; otherwise all ready messages are scanned.
         """
         return bool(self.cancel_ids([task_id], queue))
 
@@ -113,8 +114,8 @@ class Delayed(Queues):
     ) -> bool:
         """Move a delayed or ready task to `eta`, or to `countdown` seconds from now.
 
-        True if it was one. A time that has come lets it run now. Raises QueryError, which is a
-        ValueError, where not exactly one of the two is given or it is no time.
+        True if it was one. With a time in the past it runs now. Raises QueryError, a ValueError,
+        for an invalid time, and unless you pass exactly one of the two.
         """
         if (countdown is None) == (eta is None):
             raise QueryError("reschedule takes either countdown (seconds) or eta (a time)")
@@ -154,10 +155,10 @@ class Delayed(Queues):
     ) -> bool:
         """Change `priority`, `args`, `kwargs`, `headers` or the due time of a waiting task.
 
-        The latter is `countdown` or `eta` as for `reschedule`. True if it was delayed or ready,
-        and `accepts` is true of it: a change is made of what that has seen, or not at all. Raises
-        QueryError, which is a ValueError, for invalid values, and where its arguments cannot be
-        read here.
+        The due time is `countdown` or `eta`, as for `reschedule`. True if the task was delayed or
+        ready, and `accepts` returned True for it. If the task has changed since `accepts` saw it,
+        nothing is changed. Raises QueryError, a ValueError, for invalid values, and if this process
+        cannot read the arguments.
         """
         return change(self, task_id, Change(**to), queue, accepts)
 
@@ -172,8 +173,8 @@ class Delayed(Queues):
     ) -> Iterator[TaskInfo]:
         """Delayed tasks that match a `Query` or criteria, by queue and due time, read lazily.
 
-        With `state="ready"` ready ones, those first that came last. `progress` is called with the
-        number of messages that were looked at since the last call.
+        With `state="ready"` it returns ready tasks, the most recent first. `progress` is called
+        with the number of messages that were read since the last call.
         """
         query = Query(**criteria) if query is None else replace(query, **criteria)
         if query.state == "ready":
@@ -225,9 +226,9 @@ class Delayed(Queues):
     ) -> Outcome:
         """Move all tasks that match a query to another due time.
 
-        `by` moves each by so much (a ready one from now on), `to` all to one time, `spread` evenly
-        over so long a time from `to` (or now) on, in the order of queues and due times. Raises
-        QueryError, which is a ValueError, where these do not fit together.
+        `by` moves each task by this time (a ready one from now), `to` moves all to one time, and
+        `spread` spreads them over this period from `to` (or now), by queue and due time. Raises
+        QueryError, a ValueError, for other combinations.
         """
         if (by is None) == (to is None and spread is None):
             raise QueryError("reschedule_many takes either by, or to and spread or one of them")
@@ -335,7 +336,7 @@ class Delayed(Queues):
     ) -> Iterator[Event]:
         """Lifecycle events of messages, queue by queue, the oldest first.
 
-        `after` has the stream id of the last event that is known of each `Event.stream`.
+        `after` maps each `Event.stream` to the stream id of the last event that you have read.
         """
         for name in self.shards(queue):
             for page in streams.pages(self.store, name, (after or {}).get(name, "-")):
@@ -406,7 +407,7 @@ class Delayed(Queues):
 
     @property
     def policies(self) -> Policies:
-        """The policies that are declared in the broker: called, it shows them."""
+        """The policies that are declared in the broker. Call it to list them."""
         return Policies(self)
 
     @property

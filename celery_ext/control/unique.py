@@ -29,9 +29,9 @@ def unique_headers(key: str, conflict: str = "refuse", until: str | None = None)
     """Headers for `apply_async`: only one task with this key waits at a time.
 
     While the first is delayed in the queue, the second is refused with AlreadyDelayed ("refuse"),
-    takes its place ("replace"), or pushes its due time ("debounce"). With `until="finished"` the
+    takes its place ("replace"), or changes its due time ("debounce"). With `until="finished"` the
     first has the key until it has ended: while it is ready or runs, a second is refused. Raises
-    ValueError for another conflict, or end.
+    ValueError for other values.
     """
     if until not in (None, FINISHED):
         raise ValueError(f"until takes {FINISHED!r} or None, not {until!r}")
@@ -57,7 +57,7 @@ class UniqueTask(Task):
         return f"{self.name}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """As of any task. Raises AlreadyDelayed where a second one is refused."""
+        """Send the task, as usual. Raises AlreadyDelayed if it is refused as a second one."""
         key = self.unique_key(args or (), kwargs or {})
         headers = unique_headers(key, self.unique_conflict, self.unique_until)
         options["headers"] = {**headers, **(options.get("headers") or {})}

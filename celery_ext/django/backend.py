@@ -57,8 +57,8 @@ LEAST_URGENT = 9
 class CeleryBackend(BaseTaskBackend):
     """Sends Django tasks to a Celery app: `OPTIONS = {"app": "shop.celery:app"}`.
 
-    The queue named "default" is where the app sends its tasks by default, others are Celery's of
-    the same name. Results are kept if the app keeps results.
+    The queue "default" is the app's default queue; other names are Celery's queues. Results are
+    stored if the app stores results.
     """
 
     supports_defer = True
@@ -76,7 +76,7 @@ class CeleryBackend(BaseTaskBackend):
 
     @cached_property
     def app(self) -> Celery:
-        """The Celery app. Raises InvalidTaskBackend where it cannot be loaded."""
+        """The Celery app. Raises InvalidTaskBackend if it cannot be loaded."""
         # Not before it is needed: the module of the app may be what imports the tasks.
         app = self.options["app"]
         try:
@@ -93,15 +93,15 @@ class CeleryBackend(BaseTaskBackend):
 
     @property
     def supports_get_result(self) -> bool:
-        """Whether the app keeps results where every process can read them."""
+        """Whether the app stores results that every process can read."""
         lacking = isinstance(self.app.backend, DisabledBackend | RPCBackend)
         return not lacking and not self.app.conf.task_ignore_result
 
     def enqueue(self, task: Task, args: Any, kwargs: Any) -> TaskResult:
-        """Send a task, to be run at once or after its `run_after`.
+        """Send a task that runs at once, or after its `run_after`.
 
-        Raises InvalidTask for one that a worker could not find, TypeError for arguments that JSON
-        lacks, and Kombu's OperationalError where the broker cannot be reached.
+        Raises InvalidTask if a worker could not import it, TypeError for arguments that are not
+        JSON, and Kombu's OperationalError if the broker cannot be reached.
         """
         self.validate_task(task)
         _refuse_hidden(task)
@@ -136,7 +136,7 @@ class CeleryBackend(BaseTaskBackend):
     # Results: Celery's own beside a record of what Celery does not keep.
 
     def keep(self, result: TaskResult) -> None:
-        """In a worker: write down how far a task is. It runs whether that succeeds or not."""
+        """In a worker: store the state of a task. The task runs even if this fails."""
         try:
             self._keep(result.id, record_of(result))
         except Exception as error:
@@ -152,7 +152,7 @@ class CeleryBackend(BaseTaskBackend):
                 self.app.backend.forget(_record_id(id))
 
     def earlier(self, id: str) -> Record:
-        """In a worker: what an attempt left behind whose worker was lost, as far as is known."""
+        """In a worker: the record of an earlier attempt whose worker was lost, if there is one."""
         try:
             return self.kept(id) or {}
         except Exception as error:
@@ -196,7 +196,7 @@ class CeleryBackend(BaseTaskBackend):
         return None
 
     def check(self, **kwargs: Any) -> Sequence[Any]:
-        """Django's system checks: what would only be seen later."""
+        """Django's system checks."""
         try:
             app = self.app
         except InvalidTaskBackend as error:

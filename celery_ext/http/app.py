@@ -71,8 +71,8 @@ class Api:
 
     The API is at `/v1`, pages for people are at `/`.
 
-    Every request needs a token, unless `needs_token` is False: who mounts it must then see to who
-    may ask. `close` ends its threads and connections; a server of its own does that.
+    Every request needs a token. With `needs_token=False`, the application that mounts it must check
+    access. `close` ends its threads and connections; a standalone server calls it.
     """
 
     def __init__(

@@ -118,9 +118,9 @@ class Middleware:
         """A browser that shows another site's page must not be its hand."""
         host = headers.get(b"host", "")
         if self._hosts and _name(host) not in self._hosts and path != "/healthz":
-            raise Problem(421, f"this server is not {host[:100]!r}")
+            raise Problem(421, f"this server does not serve the host {host[:100]!r}")
         if self._hosts and not self._needs_token and not _FORWARDED.isdisjoint(headers):
-            raise Problem(403, "this came through a proxy: start the server with --token")
+            raise Problem(403, "this request came through a proxy: start the server with --token")
         is_safe = method in _SAFE and not path.startswith("/v1/")  # a poll takes tasks
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         is_of_other = method not in _SAFE and origin is not None and _site_of(origin) != host
@@ -209,7 +209,7 @@ class _Body:
             if self._count > self.limit:
                 await self.refuse()
             return message
-        raise Problem(408, "the body comes too slowly", headers={"Connection": "close"})
+        raise Problem(408, "the body arrives too slowly", headers={"Connection": "close"})
 
     async def refuse(self, drain: bool = True) -> None:
         """Raise a Problem, when the sender has had a chance to end."""

@@ -33,7 +33,7 @@ class HttpOptions:
     job_queue: str = option(
         "", "The queue of HTTP jobs without a queue. Empty: Celery's routing decides."
     )
-    threads: int = option(8, "Threads that talk to Redis.", 1, 256)
+    threads: int = option(8, "Number of threads for calls to Redis.", 1, 256)
     waiting: int = option(
         1_000, "Requests that may wait for a thread. Further requests get a 503.", 1, 100_000
     )
@@ -88,7 +88,7 @@ class HttpOptions:
     callback_share: float = option(
         0.25,
         "The share of a worker's concurrency that callbacks to one host may occupy, at least"
-        " one slot. Further jobs for the host are put off, so that a slow host delays no other.",
+        " one slot. Further jobs for the host are postponed, so that a slow host delays no other.",
         0.001,
         1,
     )

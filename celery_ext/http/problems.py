@@ -67,8 +67,8 @@ def problem_of(error: Exception) -> Problem:
         name, _, detail = str(error).partition("=")
         return Problem.of_field(name, str(error)) if detail else Problem(422, str(error))
     if isinstance(error, BROKER_FAILS):
-        return busy("the broker cannot be asked now", 503, 5)
-    return Problem(500, "the server made a mistake; its log has more")
+        return busy("the broker cannot be reached now", 503, 5)
+    return Problem(500, "internal error: the server's log has the details")
 
 
 def answer(problem: Problem) -> Response:

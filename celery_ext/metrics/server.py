@@ -81,7 +81,7 @@ def first_free(host: str, port: int, ports: int, page: Callable[[], bytes]) -> M
         except OSError as error:
             refused = error
     last = f" to {port + ports - 1}" if ports > 1 else ""
-    logger.error("No metrics are shown: port %d%s of %s: %s", port, last, host, refused)
+    logger.error("Metrics are not served: port %d%s of %s: %s", port, last, host, refused)
     return None
 
 

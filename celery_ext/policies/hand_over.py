@@ -28,9 +28,9 @@ class HandOver(Policy):
     """Forwards messages at their due time: `HandOver("amqp://rabbit/", queue="emails")`.
 
     `url` is any broker that Kombu can reach; None: this app's own. Messages go to `queue`, which is
-    declared, or to `exchange` with `routing_key`, which has to be there. They are sent there first,
-    confirmed where the transport can, and forgotten here then: at least once. `transport_options`
-    are those of the other broker. Raises PolicyError for invalid values.
+    declared, or to an existing `exchange` with `routing_key`. They are first sent there, with
+    confirms if the transport supports them, and then deleted here: at least once.
+    `transport_options` are those of the other broker. Raises PolicyError for invalid values.
     """
 
     is_last = True
@@ -59,12 +59,12 @@ class HandOver(Policy):
         return f"HandOver({self._name} of {where})"
 
     def check(self, others: tuple[Policy, ...]) -> None:
-        """Raises PolicyError where it is not the last one: what comes behind is never asked."""
+        """Raises PolicyError if it is not the last one: policies behind it are never checked."""
         if others[-1] is not self:
-            raise PolicyError(f"{self} comes last: no policy behind it is ever asked")
+            raise PolicyError(f"{self} comes last: no policy behind it is ever checked")
 
     def decide(self, message: Message) -> Decision:
-        """Send it there and then drop it here, or wait where that broker cannot be reached."""
+        """Send it there and then drop it here, or wait if that broker cannot be reached."""
         if monotonic() < self._avoid_until:
             return Delay(message.now_ms + AGAIN_MS, f"{self} cannot be reached")
         try:

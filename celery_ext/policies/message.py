@@ -51,7 +51,7 @@ class Message:
 
     @property
     def task(self) -> str:
-        """The name of the task; empty for a message that is none."""
+        """The name of the task; empty for a message that is not a task."""
         return str(self.headers.get("task") or "")
 
     @property
@@ -79,12 +79,12 @@ class Message:
 
     @property
     def args(self) -> Sequence[Any]:
-        """The positional arguments; empty where this process cannot read them."""
+        """The positional arguments; empty if this process cannot read them."""
         return self._body[0]
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """The keyword arguments; empty where this process cannot read them."""
+        """The keyword arguments; empty if this process cannot read them."""
         return self._body[1]
 
     @property
@@ -94,16 +94,16 @@ class Message:
 
     @property
     def due_ms(self) -> int | None:
-        """When it was due by who sent it. None: it was for now, and nobody wrote down when."""
+        """The due time that the sender requested. None: it had no delay, so none was recorded."""
         return self._arrival.first_due_ms
 
     @property
     def late_ms(self) -> int:
-        """How long ago that was; 0 where it is not known."""
+        """How long ago it was due; 0 if that is unknown."""
         return max(self.now_ms - self.due_ms, 0) if self.due_ms is not None else 0
 
     def note_latest(self, key: str, due_ms: int) -> int:
-        """Remember a due time of a key; returns the latest one that was noted in thirty days."""
+        """Record a due time of a key. Returns the latest one recorded in thirty days."""
         return int(self._arrival.store.ask("latest", self.queue, key=key, due_ms=due_ms))
 
     def running(self) -> Mapping[str, int]:
@@ -130,10 +130,10 @@ class Message:
 
     @property
     def reason(self) -> str:
-        """Why it has waited last, where a policy has let it."""
+        """The reason for its last delay by a policy."""
         return self._envelope.wait.reason
 
     @property
     def marks(self) -> Sequence[str]:
-        """The marks of the delays that it has had."""
+        """The marks of earlier delays."""
         return self._envelope.wait.marks

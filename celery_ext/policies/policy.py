@@ -23,8 +23,8 @@ to_json: Callable[[Any], Any] = repr
 class Policy:
     """Decides whether messages of a queue, or of a task, may run.
 
-    A subclass has `decide`. It is asked in the process that is about to run the task, once the
-    message has been delivered there; what it answers with holds for all workers.
+    A subclass defines `decide`. The worker that received the message calls it before the task
+    starts.
     """
 
     #: The arguments of its constructor.
@@ -54,10 +54,10 @@ class Policy:
         return self.decide(message)
 
     def planned_ms(self, at_ms: int) -> tuple[int, str]:
-        """When a message that is being sent may run that is due at a time, in ms, and why then."""
+        """When a message that is due at this time may run, in ms, and why. Called on sending."""
         return at_ms, ""
 
-    #: Whether no policy behind it is ever asked.
+    #: Whether no policy behind it is ever checked.
     is_last = False
 
     #: Whether only single messages have it.
@@ -67,7 +67,7 @@ class Policy:
     needs_first_due = False
 
     def check(self, others: tuple[Policy, ...]) -> None:
-        """Raises PolicyError where it cannot be together with the others of its queue or task."""
+        """Raises PolicyError if it cannot be combined with the others of its queue or task."""
 
     def __json__(self) -> Any:
         """For options that are JSON: those of a canvas, and what `celery inspect` shows."""

@@ -56,7 +56,7 @@ def session(**conf: Any) -> SparkSession:
 def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any) -> DataFrame:
     """The delayed messages of a broker. Fetches only these `columns`, by default all.
 
-    Each is in it at most once. `options` are those of `ReadOptions`. Raises OptionError.
+    Each message is included at most once. `options` are those of `ReadOptions`. Raises OptionError.
     """
     from .source.columns import COLUMNS, check_columns
 
@@ -70,7 +70,7 @@ def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any)
 def schedule(df: DataFrame, **options: Any) -> JobReport:
     """Schedule a task for each row. `options` are those of `WriteOptions`. Returns the result.
 
-    Raises OptionError, and what Spark raises where tasks fail: run the same job_id again.
+    Raises OptionError, and Spark's error if tasks fail: run the same job_id again.
     """
     return run_job(df, SCHEDULE, options)
 
@@ -117,8 +117,7 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
 def _tell_job(error: Exception, job_id: str) -> None:
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(
-            f"What job {job_id!r} has done stays; with this job_id in the next run it is not done "
-            "again"
+            f"The finished rows of job {job_id!r} stay. Run it again with this job_id to continue"
         )
 
 
@@ -142,10 +141,10 @@ def jobs(**options: Any) -> list[JobState]:
 
 
 def forget_job(job_id: str, *, force: bool = False, **options: Any) -> int:
-    """Drop what a broker remembers of a job that has ended. Run again, it would repeat its rows.
+    """Drop the ledger of a job that has ended. If the job runs again, it repeats its rows.
 
-    Returns how many hashes these were. Raises JobRuns for one that is running, unless by `force`;
-    and as `jobs`.
+    Returns the number of deleted hashes. Raises JobRuns if the job is running, unless you pass
+    `force`, and like `jobs`.
     """
     with connected(BrokerOptions.parse(options)) as delayed:
         return forget(delayed.store, job_id, force=force)

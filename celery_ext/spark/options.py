@@ -267,7 +267,7 @@ class WriteOptions(BrokerOptions):
     ledger_seconds: int = option(
         86_400,
         whole_number(60, 366 * 86_400, "a number of seconds from 60 to a year"),
-        "How long after its last row the broker remembers what a job has done.",
+        "How long the ledger of a job is kept after its last row.",
     )
     key_columns: tuple[str, ...] = option(
         (),
@@ -309,7 +309,7 @@ class WriteOptions(BrokerOptions):
     )
     max_rejects: int = option(
         0,
-        whole_number(0, 1_000_000_000, "a number from 0 on"),
+        whole_number(0, 1_000_000_000, "a whole number, 0 or more"),
         "Without `rejects`: how many rows of a Spark task may be refused before it fails.",
     )
     batch_size: int = option(
@@ -327,7 +327,7 @@ class WriteOptions(BrokerOptions):
         1,
         whole_number(0, 60_000),
         "Writers pause after a batch while the broker takes this much longer than usual to answer"
-        " a `PING`. 0: they do not look.",
+        " a `PING`. 0 disables this.",
     )
 
     def __post_init__(self) -> None:

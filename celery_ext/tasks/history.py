@@ -53,7 +53,7 @@ class Step:
     traceback: str = ""
     #: How many attempts the task has at the most; None: any number, or unknown.
     attempts: int | None = None
-    #: The time limit that it ran over.
+    #: The time limit that it exceeded.
     limit_ms: int | None = None
     #: When the next attempt is due.
     next_ms: int | None = None
@@ -84,7 +84,7 @@ class Step:
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """The record of a task. `is_alive` says whether the worker that had it last is."""
+    """The record of a task. `is_alive`: whether its last worker is alive."""
 
     queue: str
     id: str
@@ -101,7 +101,7 @@ class TaskHistory:
 
     @classmethod
     def of(cls, known: Known) -> TaskHistory:
-        """Read what the store has, without what only a newer version knows."""
+        """Read a record of the store; skip lines that only a newer version knows."""
         task, tenant, steps, family = "", None, [], list[str | None]()
         for row in dict.fromkeys(known.text.decode(errors="replace").splitlines()):
             found = _row(row)
@@ -126,7 +126,7 @@ class TaskHistory:
         )
 
     def after(self, others: Sequence[TaskHistory]) -> TaskHistory:
-        """The same with what happened to it in other queues before."""
+        """This history, preceded by what happened in other queues."""
         steps = [step for each in (*others, self) for step in each.steps]
         return replace(self, steps=tuple(sorted(steps, key=_order)))
 
@@ -147,12 +147,12 @@ class TaskHistory:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing follows, as far as the record goes."""
+        """Whether the last step is final."""
         return self.state not in ("unknown", "received", "running", "retrying")
 
     @property
     def may_return(self) -> bool:
-        """Whether it was lost with a message that is acknowledged late, and so runs again."""
+        """Whether it was lost but runs again, because its message is acknowledged late."""
         started = next((step for step in reversed(self.steps) if step.event == "started"), None)
         return self.state == "lost" and started is not None and started.is_acked_late
 
@@ -173,12 +173,12 @@ class TaskHistory:
 
     @property
     def overran(self) -> Step | None:
-        """Its last step of running over a time limit; None: it did not."""
+        """The step at which it last exceeded its time limit, or None."""
         return next((step for step in reversed(self.steps) if step.event == "overran"), None)
 
     @property
     def run_ms(self) -> int | None:
-        """How long the last run took, where it has ended."""
+        """The duration of the last run, if it has ended."""
         return next((step.run_ms for step in reversed(self.steps) if step.run_ms is not None), None)
 
     @property

@@ -30,13 +30,13 @@ _DELIVERIES = re.compile(rb', ?"deliveries": ?(\d+)\}$')
 class TaskInfo:
     """A task in the broker. Its message is decoded when you first read one of its fields.
 
-    `state` is "delayed", "waiting" (due, until its turn or room within limits has come), "ready",
-    "unacked" (claimed by a worker, running or about to) or "dead". `Delayed.get` knows from the
-    records of workers also "running", "retrying", "succeeded", "failed", "cancelled", "expired",
-    "rejected", "ignored" and "lost" (the process that ran it is gone); `history` has the rest.
-    `step` is the priority of the ready list that is its. `due_ms` is ms since the epoch, None for a
-    task without an ETA. `consumer` holds it, or held it last; `reason` is why it was buried, or why
-    a policy lets it wait.
+    `state` is "delayed", "waiting" (due, but waits for its turn or a limit), "ready", "unacked"
+    (claimed by a worker, running or about to run) or "dead". `Delayed.get` also returns states from
+    the records of workers: "running", "retrying", "succeeded", "failed", "cancelled", "expired",
+    "rejected", "ignored" and "lost" (its process is gone); `history` has the details.
+    `step` is the priority step of its ready list. `due_ms` is ms since the epoch, None for a
+    task without an ETA. `consumer` is its current or last consumer. `reason` is why it became a
+    dead letter, or why a policy delayed it.
     """
 
     state: str
@@ -55,7 +55,7 @@ class TaskInfo:
 
     @classmethod
     def recorded(cls, history: TaskHistory) -> TaskInfo:
-        """A task of which the record tells, and whose message is gone or with a worker."""
+        """A task known from its record: its message is gone, or held by a worker."""
         state = "unacked" if history.state == "received" else history.state
         failure = history.failure if state in ("failed", "lost") else None
         reason = failure.said if failure else ""
@@ -71,7 +71,7 @@ class TaskInfo:
         )
 
     def with_history(self, history: TaskHistory) -> TaskInfo:
-        """The same with what workers have recorded of it: a delayed one may be a retry."""
+        """This task with its record; a delayed one may be a retry."""
         is_retry = self.state == "delayed" and history.state == "retrying"
         return replace(self, state="retrying" if is_retry else self.state, history=history)
 
@@ -171,7 +171,7 @@ class TaskInfo:
 
     @cached_property
     def task(self) -> str:
-        """The name of the task; empty for a message that is none."""
+        """The name of the task; empty for a message that is not a task."""
         if not self.message and self.history is not None:
             return self.history.task
         return task_in(self.message)
@@ -209,7 +209,7 @@ class TaskInfo:
 
     @property
     def first_eta(self) -> datetime | None:
-        """When it was due by who sent it, in UTC, where a policy has given it another time."""
+        """The due time that the sender requested, in UTC, if a policy has changed it."""
         first_ms = Wait.in_message(self.message).first_due_ms
         return None if first_ms is None else from_ms(first_ms - clock.ahead_ms)
 
@@ -220,7 +220,7 @@ class TaskInfo:
 
     @property
     def deliveries(self) -> int:
-        """How often it was given to a worker before, in vain."""
+        """How many earlier deliveries failed."""
         if self.counted is not None:
             return self.counted
         found = _DELIVERIES.search(self.message)
@@ -235,7 +235,7 @@ class TaskInfo:
         return None if found is None else str(found)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it but the message, in types that JSON knows."""
+        """All fields except the message, in JSON types."""
         return {
             "id": self.id,
             "state": self.state,

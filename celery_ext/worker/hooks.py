@@ -1,6 +1,6 @@
-"""Workers give back what they have not begun, with no import line.
+"""Makes workers return messages that they have not started. Imported for its side effects.
 
-Celery's command line imports this module, and so does our transport in other programs with Celery.
+Celery's command line imports this module, and so does the transport in other Celery programs.
 """
 
 from __future__ import annotations

@@ -24,10 +24,9 @@ _tracer: trace.Tracer | None = None
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     """Trace the waits of tasks that this process sends or runs. Calling it twice is safe.
 
-    Call it in producers and in workers, where `CeleryInstrumentor().instrument()` of
-    `opentelemetry-instrumentation-celery` is called, in whichever order. That one makes the spans
-    of sending and running. The span of the wait goes from sending to the start of the run, beside
-    the latter; its event `due` tells when the task was due.
+    Call it in producers and in workers, before or after `CeleryInstrumentor().instrument()` of
+    `opentelemetry-instrumentation-celery`, which creates the spans of sending and running. The span
+    of the wait goes from sending to the start of the run; its event `due` marks the due time.
     """
     global _tracer
     _tracer = trace.get_tracer("kombu_delayed", tracer_provider=tracer_provider)

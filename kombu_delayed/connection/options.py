@@ -87,8 +87,8 @@ class Options:
     clock_skew_warning_seconds: float = _option(
         10.0,
         "A process logs a warning when it connects if its clock differs from the server's "
-        "by more than this. An ETA is computed by the sender's clock and due by the "
-        "server's. 0: never.",
+        "by more than this. An ETA is computed with the sender's clock and compared with "
+        "the server's. 0: never.",
         most=86_400,
     )
     shards: int | Mapping[str, int] = _option(
@@ -123,7 +123,7 @@ class Options:
         None,
         "How large backlogs are compressed: `zstd`, which needs `kombu-delayed[zstd]` in every "
         "process that reads the queue. Workers of the stock transport cannot read such messages. "
-        "Default: not at all.",
+        "Default: no compression.",
     )
     policies: Mapping[str, Sequence[Any]] | None = _option(
         None,

@@ -60,7 +60,7 @@ class NodePart(Part):
         try:
             super().step_aside()
         except UNREACHABLE as error:
-            logger.info("Other consumers look by themselves: %s", error)
+            logger.info("Other consumers will only notice by polling: %s", error)
 
     def _step(self, now: float) -> None:
         if self.wake.check(now):

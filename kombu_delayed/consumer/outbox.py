@@ -166,7 +166,7 @@ class Outbox:
                 try:
                     tell(store, lease, batch)
                 except store.errors_of_one_queue as error:
-                    logger.debug("Cannot tell of what was done in queue %r now: %s", queue, error)
+                    logger.debug("Cannot send acknowledgements of queue %r now: %s", queue, error)
                     down.add(queue)
         finally:
             waiting.extendleft(reversed(kept))

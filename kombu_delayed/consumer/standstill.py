@@ -75,8 +75,8 @@ class Progress:
             self._left += self._take_back()
             if self._left:
                 logger.warning(
-                    "The event loop of consumer %s has been stuck for %g s: others get %d messages"
-                    " that it has claimed and not begun",
+                    "The event loop of consumer %s has been stuck for %g s: other consumers get %d"
+                    " messages that it has claimed and not started",
                     consumer,
                     self._seconds,
                     len(self._left),

@@ -152,7 +152,7 @@ def _status_of(socket: Path, info: Any) -> Status:
 def stop(directory: str | Path) -> bool:
     """Stop the server of `directory` and flush its data. False if none was running.
 
-    Raises EmbeddedServerError, and lets it run, where it cannot write its data.
+    If it cannot write its data, it keeps running, and EmbeddedServerError is raised.
     """
     path = files.resolved(directory)
     with files.explained(path):

@@ -86,4 +86,4 @@ def _check(error: Exception | None, is_missing: bool) -> None:
     if error is not None and is_missing:
         raise error
     if error is not None:
-        logger.warning("Not all shards of the queue could be looked into: %s", error)
+        logger.warning("Not all shards of the queue could be searched: %s", error)

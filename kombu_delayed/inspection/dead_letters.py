@@ -15,7 +15,7 @@ from ..store.store import CALL_LIMIT, Store
 class DeadLetters:
     """The dead letters of one queue.
 
-    `connection` is one whose URL begins with `delayed+`; it is connected when it is needed.
+    `connection` has a URL that begins with `delayed+`; it connects when needed.
     """
 
     def __init__(self, connection: Connection, queue: str) -> None:

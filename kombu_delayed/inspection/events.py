@@ -55,7 +55,7 @@ class Event:
     """A lifecycle event of a message.
 
     `stream_id` orders the events of a queue. Times are ms since the epoch by the server's clock;
-    `due_ms` is None for a message that was never delayed. `deliveries` counts those in vain.
+    `due_ms` is None for a message that was never delayed. `deliveries` counts earlier failed ones.
     """
 
     stream_id: str
@@ -76,7 +76,7 @@ class Event:
 
     @property
     def stream(self) -> str:
-        """Whose `stream_id` it is: the queue's, or one of its shards'."""
+        """The stream of `stream_id`: the queue's, or that of one of its shards."""
         return shard_name(self.queue, self.shard)
 
     @property
@@ -86,12 +86,12 @@ class Event:
 
     @property
     def worker(self) -> str:
-        """The worker whose consumer it was, or the host where the worker has not named itself."""
+        """The worker of its consumer, or the host if the worker has no name."""
         return self.consumer.rsplit(":", 2)[0]
 
     @classmethod
     def of(cls, queue: str, entry: Sequence[Any]) -> list[Event]:
-        """Read an entry of a stream. Raises DelayedError for a version that is not known here."""
+        """Read an entry of a stream. Raises DelayedError for an unknown version."""
         name, number = queue_of(queue), number_of(queue)
         return [
             cls(stream_id, event, name, id, task, tenant, due_ms, by, count, number, reason, job)
@@ -121,15 +121,15 @@ def told(queue: str, entry: Sequence[Any]) -> list[list[Any]]:
             for message, due_ms in zip(told[::2], told[1::2], strict=True)
         ]
     raise DelayedError(
-        f"lifecycle event {id} of queue {queue!r} has version {version!r}, and {VERSION} and "
-        f"{JOB_VERSION} are what is known here: update kombu-delayed"
+        f"lifecycle event {id} of queue {queue!r} has version {version!r}, but this program "
+        f"knows {VERSION} and {JOB_VERSION}: update kombu-delayed"
     )
 
 
 def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> list[Event]:
     """The events of a queue after a stream id, the oldest first, in whole entries. "-" returns all.
 
-    There are more than `count` where the last of these is a job's.
+    It may return more than `count` events, if the last entry is one of a Spark job.
     """
     start = after if after == "-" else f"({after}"
     return [*chain(*_entries(store, queue, "XRANGE", start, "+", count))]

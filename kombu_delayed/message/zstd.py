@@ -115,7 +115,7 @@ def _makers(
             if frame[len(_MAGIC)] >= _LONG and not (
                 0 <= library.frame_content_size(frame) <= LONGEST_BYTES
             ):
-                raise MessageError("it is too long, or does not say how long it is")
+                raise MessageError("it is too long, or its length is unknown")
             return decompress(frame)
 
         return checked
@@ -147,7 +147,7 @@ def _standard_makers(
     def decompress(frame: bytes) -> bytes:
         info = library.get_frame_info(frame)
         if info.decompressed_size is None or info.decompressed_size > LONGEST_BYTES:
-            raise MessageError("it is too long, or does not say how long it is")
+            raise MessageError("it is too long, or its length is unknown")
         return bytes(library.decompress(frame, zstd_dict=shared))
 
     return new_compressor, lambda: decompress

@@ -30,11 +30,11 @@ def show(report: Report) -> None:
         click.echo("There is nothing to move.")
     if report.young:
         click.echo(
-            f"{report.young} messages are held by the stock transport for too short a time: "
-            "they stay (see --older-than)."
+            f"{report.young} messages were not moved, because stock workers have held them for too "
+            "short a time (see --older-than)."
         )
     if report.left_count:
-        click.echo(f"{report.left_count} messages stay where they are:")
+        click.echo(f"{report.left_count} messages were not moved:")
     for key, id, reason in report.left[:50]:
         click.echo(f"  {key!r} {id}: {reason}")
     if report.left_count > 50:

@@ -37,7 +37,7 @@ class ToStock(Migration):
         self.dead = dead
 
     def blockers(self) -> list[str]:
-        """Consumers of ours that run would put the messages back into the backlog."""
+        """Running consumers of this transport: they would return messages to the backlog."""
         return [
             f"{len(live)} consumers of queue {queue!r} run on this transport "
             f"({', '.join(sorted(live)[:5])}): they would put the messages back into the backlog. "
@@ -54,7 +54,7 @@ class ToStock(Migration):
         return live, {name.decode() for name, _ in found} - live
 
     def queues(self) -> list[str]:
-        """Also those of which only unacknowledged messages, or dead letters, are left."""
+        """The same, and queues that have only unacknowledged messages or dead letters."""
         names = ("unacked:*", "dead") if self.dead else ("unacked:*",)
         found = {queue for name in names for queue, _ in self._scan(name)}
         queues = {queue_of(name) for name in {*super().queues(), *found}}

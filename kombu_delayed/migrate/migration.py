@@ -42,7 +42,7 @@ class Left(NamedTuple):
 class Report:
     """Messages that were moved, or would be. `young` were held too briefly by stock workers.
 
-    `seen` counts the messages looked at, `left` are the first of those that stay for a reason.
+    `seen` is the number of messages read, `left` the first of those that were not moved.
     """
 
     moves: Counter[Move] = field(default_factory=Counter)
@@ -96,7 +96,7 @@ class Migration:
         raise NotImplementedError
 
     def steps(self) -> Iterator[int]:
-        """Move page by page; yields how many messages each step has looked at."""
+        """Move page by page. Yields the number of messages that each step read."""
         raise NotImplementedError
 
     def run(self, progress: Progress | None = None) -> Report:
@@ -108,7 +108,7 @@ class Migration:
         return self.report
 
     def queues(self) -> list[str]:
-        """The queues that were named, that a binding names, or that have a backlog."""
+        """The given queues, those with a binding, and those with a backlog."""
         found = {*self._given, *(queue for queue, _ in self._scan("messages*"))}
         for key in self.client.scan_iter(match=self._glob("_kombu.binding.*"), count=1000):
             for binding in self.client.smembers(key):

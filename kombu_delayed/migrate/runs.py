@@ -54,7 +54,7 @@ def to_delayed(
     """Move messages held by stock workers for `older_than_seconds`, and ready ETA messages.
 
     `older_than_seconds` is the stock transport's `visibility_timeout` unless told otherwise.
-    Twice is safe. Raises MigrationRefused where stock workers still run, unless `force`.
+    Calling it twice is safe. Raises MigrationRefused if stock workers are running, unless `force`.
     """
     migration = ToDelayed(channel, queues, older_than_seconds=older_than_seconds)
     return _checked(migration, force).run(progress)
@@ -70,9 +70,9 @@ def to_stock(
 ) -> Report:
     """Make the whole backlog ready for stock workers, which hold it until it is due.
 
-    `dead` makes dead letters ready as well, but for those on which a stock worker would stop. Twice
-    is safe. `force` also moves what a stock worker would run too early, or drop. Raises
-    MigrationRefused where consumers on this transport still run, unless `force`.
+    `dead` also makes dead letters ready, except those that would stop a stock worker. `force` also
+    moves messages that a stock worker would run too early, or drop. Calling it twice is safe.
+    Raises MigrationRefused if consumers of this transport are running, unless `force`.
     """
     return _checked(ToStock(channel, queues, force=force, dead=dead), force).run(progress)
 

@@ -45,19 +45,19 @@ class ToDelayed(Migration):
         self._table = cache(channel.get_table)
 
     def blockers(self) -> list[str]:
-        """Stock workers that run would run a second time what is taken from them early."""
+        """Running stock workers: messages taken from them too early would run twice."""
         if self.older_than_seconds >= self.channel.visibility_timeout:
             return []
         running = stock_consumers(self.client)
         if not running:
             return []
         return [
-            f"{len(running)} stock consumers are connected ({', '.join(running[:5])}): what they "
-            "hold would run twice. Stop them first"
+            f"{len(running)} stock consumers are connected ({', '.join(running[:5])}): the "
+            "messages that they hold would run twice. Stop them first"
         ]
 
     def steps(self) -> Iterator[int]:
-        """First what stock workers held, then the ready lists."""
+        """Move messages that stock workers held, then those in ready lists."""
         yield from self._unacked_steps()
         for queue in self.queues():
             keys = self.store.keys(queue)

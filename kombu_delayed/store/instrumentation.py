@@ -38,7 +38,7 @@ class Meter:
         """A consumer of this process has lost its lease, and what it held."""
 
     def outcomes_dropped(self, count: int) -> None:
-        """So many events of tasks found no room to be recorded."""
+        """This number of task events was dropped."""
 
     def script_took(self, name: str, seconds: float) -> None:
         """A script was sent and its answer read, or an error."""

@@ -50,7 +50,7 @@ class QueueKeys:
 
     @cached_property
     def delayed(self) -> str:
-        """What the keys of the partitions begin with; each is a sorted set id -> due_ms."""
+        """The prefix of the keys of partitions; each is a sorted set id -> due_ms."""
         return self._tagged("delayed:")
 
     @cached_property
@@ -60,56 +60,56 @@ class QueueKeys:
 
     @cached_property
     def urgent(self) -> str:
-        """Sorted set id -> priority step and due time, of what is more urgent than others."""
+        """Sorted set id -> priority step and due time, of messages more urgent than others."""
         return self._tagged("partitions:urgent")
 
     @cached_property
     def waiting(self) -> str:
-        """Sorted set id -> due_ms, of what is due and waits at the gate."""
+        """Sorted set id -> due_ms, of due messages that wait at the gate."""
         return self._tagged("delayed:waiting")
 
     @cached_property
     def gate(self) -> str:
-        """What the keys of the gate begin with."""
+        """The prefix of the keys of the gate."""
         return self._tagged("gate:")
 
     @cached_property
     def policies(self) -> str:
-        """Hash version, text, by, at: the policies that its consumers go by, as JSON."""
+        """Hash version, text, by, at: the policies that its consumers apply, as JSON."""
         return self._tagged("policies")
 
     @cached_property
     def overrides(self) -> str:
-        """Hash limit -> "slots ms burst until JSON": what was set at run time, by whom and why."""
+        """Hash limit -> "slots ms burst until JSON": numbers set at run time, by whom and why."""
         return f"{self.gate}overrides"
 
     def slots(self, consumer: str) -> str:
-        """Hash tag -> the slots that this consumer's message has."""
+        """Hash tag -> the slots of this consumer's message."""
         return f"{self.gate}slots:{consumer}"
 
     @cached_property
     def messages(self) -> str:
-        """Hash id -> step + due time in ms + message, of what is delayed. Packed in buckets."""
+        """Hash id -> step + due time in ms + message, of delayed messages. Packed in buckets."""
         return self._tagged("messages")
 
     @cached_property
     def dictionaries(self) -> str:
-        """Hash version -> a dictionary that messages are compressed with; which one is current."""
+        """Hash version -> dictionary of compressed messages; and which one is current."""
         return self._tagged("dictionaries")
 
     @cached_property
     def duplicates(self) -> str:
-        """Hash id -> how many delayed messages share it; ids that are unique are not in it."""
+        """Hash id -> number of delayed messages that share it, if more than one."""
         return self._tagged("duplicates")
 
     @cached_property
     def unique(self) -> str:
-        """Hash unique key -> id of the delayed message that has it."""
+        """Hash unique key -> id of the delayed message with this key."""
         return self._tagged("unique")
 
     @cached_property
     def unique_due(self) -> str:
-        """Sorted set unique key -> when that message was due last."""
+        """Sorted set unique key -> last due time of that message."""
         return self._tagged("unique-due")
 
     @cached_property
@@ -119,32 +119,32 @@ class QueueKeys:
 
     @cached_property
     def unique_until(self) -> str:
-        """Sorted set unique key -> until when that task holds it at the most."""
+        """Sorted set unique key -> when that task loses it at the latest."""
         return self._tagged("unique-until")
 
     @cached_property
     def moved(self) -> str:
-        """Sorted set id -> when it came to another place in the backlog, for an hour."""
+        """Sorted set id -> when it moved to another place in the backlog, for an hour."""
         return self._tagged("moved")
 
     @cached_property
     def wake(self) -> str:
-        """Sorted set of wake tokens -> when to claim; on a Cluster also of who waits for one."""
+        """Sorted set of wake tokens -> when to claim; on a Cluster also of waiting consumers."""
         return self._tagged("wake")
 
     @cached_property
     def armed(self) -> str:
-        """String "due_ms consumer": who has promised to claim at the next due time."""
+        """String "due_ms consumer": the consumer that will claim at the next due time."""
         return self._tagged("armed")
 
     @cached_property
     def expires(self) -> str:
-        """String: after how many ms without use the queue expires, where it does."""
+        """String: after how many ms without use the queue expires, if it does."""
         return self._tagged("expires")
 
     @cached_property
     def paused(self) -> str:
-        """String "from until JSON": who has paused the queue, and why."""
+        """String "from until JSON": the pause of the queue, by whom and why."""
         return self._tagged("paused")
 
     @cached_property
@@ -163,7 +163,7 @@ class QueueKeys:
 
     @cached_property
     def expectations(self) -> str:
-        """Hash name -> JSON: what is expected under it, or how that has ended."""
+        """Hash name -> JSON: an expectation, or how it ended."""
         return self._tagged("expectations")
 
     @cached_property
@@ -173,7 +173,7 @@ class QueueKeys:
 
     @cached_property
     def answers(self) -> str:
-        """Hash name -> JSON: an answer whose question has yet to come."""
+        """Hash name -> JSON: an answer that no task expects yet."""
         return self._tagged("answers")
 
     @cached_property
@@ -182,16 +182,16 @@ class QueueKeys:
         return self._tagged("answers-until")
 
     def reclaimed(self, consumer: str) -> str:
-        """Exists for a day where messages of this consumer were given to others."""
+        """Exists for a day if messages of this consumer were given to other consumers."""
         return f"{self._start}reclaimed:{consumer}"
 
     def held(self, consumer: str) -> str:
-        """Sorted set of the tags in a large unacked hash, while they are given back."""
+        """Sorted set of the tags in a large unacked hash, while they are returned."""
         return self._tagged(f"held:{consumer}")
 
     @cached_property
     def dead(self) -> str:
-        """Sorted set id -> time of burial."""
+        """Sorted set id -> when it became a dead letter."""
         return self._tagged("dead")
 
     @cached_property
@@ -201,7 +201,7 @@ class QueueKeys:
 
     @cached_property
     def dead_reasons(self) -> str:
-        """Hash id -> JSON: why it was buried, and by whom. In buckets."""
+        """Hash id -> JSON: why it became a dead letter, and its last consumer. In buckets."""
         return self._tagged("dead-reasons")
 
     @cached_property
@@ -211,16 +211,16 @@ class QueueKeys:
 
     @cached_property
     def outcomes(self) -> str:
-        """What the keys of outcomes begin with: hashes id -> text, and sorted sets of ids."""
+        """The prefix of the keys of outcomes: hashes id -> text, and sorted sets of ids."""
         return self._tagged("outcomes:")
 
     @cached_property
     def latest(self) -> str:
-        """Sorted set key -> the latest due time that was seen of it, for policies."""
+        """Sorted set key -> its latest due time, for policies."""
         return self._tagged("latest")
 
     def job(self, job_id: str) -> str:
-        """Hash id -> what a job has done with it; counts of each run, and the number of shards."""
+        """Hash id -> what a job did with it; counts of each run, and the number of shards."""
         return self._tagged(f"job:{job_id}")
 
     def job_slice(self, job_id: str, number: str) -> str:
@@ -229,22 +229,22 @@ class QueueKeys:
 
     @cached_property
     def ledgers_until(self) -> str:
-        """Sorted set key of what a job has done -> when that may be forgotten."""
+        """Sorted set key of a ledger -> when it expires."""
         return self._tagged("ledgers-until")
 
 
 def job_report(job_id: str, prefix: str = "") -> str:
-    """String: what the last run of a job has done, as JSON."""
+    """String: the report of a job's last run, as JSON."""
     return f"{prefix}kombu-delayed-job:{job_id}"
 
 
 def job_state(ledger: str, prefix: str = "") -> str:
-    """Hash: what a job is, and how far it has come."""
+    """Hash: the description and progress of a job."""
     return f"{prefix}kombu-delayed-job:{ledger}:state"
 
 
 def jobs(prefix: str = "") -> str:
-    """Sorted set name of a job's ledgers -> when it began, in ms, of the last 1,000 jobs."""
+    """Sorted set id of a job -> when it started, in ms, of the last 1,000 jobs."""
     return f"{prefix}kombu-delayed-jobs"
 
 
@@ -264,7 +264,7 @@ def format_version(prefix: str = "") -> str:
 
 
 def shard_counts(prefix: str = "") -> str:
-    """Hash queue -> the most shards that it was spread over; queues of one are not in it."""
+    """Hash queue -> its highest number of shards, if more than one."""
     return f"{prefix}kombu-delayed-shards"
 
 
@@ -279,52 +279,52 @@ def lasting_bindings(exchange: str, prefix: str = "") -> str:
 
 
 def shard_count(queue: str, prefix: str = "") -> str:
-    """Hash: the same of this one queue, on a Cluster."""
+    """Hash: the same for this one queue, on a Cluster."""
     return f"{prefix}{{{queue}}}:shards"
 
 
 def revoked_tasks(prefix: str = "") -> str:
-    """Sorted set id of a revoked task -> when that was, in µs, of the last 50,000."""
+    """Sorted set id of a revoked task -> when it was revoked, in µs, of the last 50,000."""
     return f"{prefix}kombu-delayed-revoked"
 
 
 def http_tokens(prefix: str = "") -> str:
-    """Hash id of a token of the HTTP API -> JSON: the hash of its secret, and what it may."""
+    """Hash id of a token of the HTTP API -> JSON: the hash of its secret, its permissions."""
     return f"{prefix}kombu-delayed-http:tokens"
 
 
 def http_session(id: str, prefix: str = "") -> str:
-    """String of a login to the pages, by the hash of its secret: id of the token, expiring."""
+    """String, expiring: the token of a login to the dashboard, by the hash of its secret."""
     return f"{prefix}kombu-delayed-http:session:{id}"
 
 
 def http_form(id: str, prefix: str = "") -> str:
-    """String of a form of the pages that was sent, so that it is taken once; expiring."""
+    """String, expiring: marks a submitted form of the dashboard, so that it is applied once."""
     return f"{prefix}kombu-delayed-http:form:{id}"
 
 
 def http_host(host: str, prefix: str = "") -> str:
-    """Sorted set id of an HTTP job that is posting to a host -> when its place is free again."""
+    """Sorted set id of an HTTP job that is calling a host -> when its slot expires."""
     return f"{prefix}kombu-delayed-http:host:{{{host}}}"
 
 
 def http_host_worker(host: str, worker: str, prefix: str = "") -> str:
-    """Sorted set, as the host's: those of its places that one worker has taken."""
+    """Sorted set, like that of the host: the slots that one worker has taken."""
     return f"{http_host(host, prefix)}:worker:{worker}"
 
 
 def http_host_timeouts(host: str, prefix: str = "") -> str:
-    """String: the number of callbacks to a host in a row that timed out; expiring."""
+    """String, expiring: the number of consecutive callbacks to a host that timed out."""
     return f"{http_host(host, prefix)}:timeouts"
 
 
 def http_topics(namespace: str, prefix: str = "") -> str:
-    """Set of the topics that servers of version 0.1 have sent tasks of a namespace to over HTTP."""
+    """Set of the topics of a namespace, written by servers of version 0.1."""
     return f"{prefix}kombu-delayed-http:topics:{namespace}"
 
 
 def http_task(namespace: str, id: str, prefix: str = "") -> str:
-    """String: the topic of a task that was sent to a namespace over HTTP; expiring."""
+    """String, expiring: the topic of a task of a namespace that was sent over HTTP."""
     return f"{prefix}kombu-delayed-http:task:{namespace}\x1f{id}"
 
 

@@ -75,7 +75,7 @@ class Leases:
     ) -> None:
         """Let tasks, given as (unique key, id, ms), hold their keys for so long; 0: they ended.
 
-        It does not wait: `on_error` is called later where the server did not do it.
+        Does not wait: `on_error` is called later if the server did not do it.
         """
         entries = [part for each in held for part in each]
         self._store.post(*self._store.call("hold", queue, entries=entries), on_error)
@@ -100,7 +100,7 @@ class Leases:
         """
         renewal = self.renew_all([queue], [queue], consumer, lease_ms, lease_ms)
         if renewal.failed:
-            raise NodeDown(f"the node that has queue {queue!r} cannot be asked now")
+            raise NodeDown(f"the node that has queue {queue!r} cannot be reached now")
         ended = (other for other in renewal.others if other.end_ms <= renewal.now_ms)
         return None if renewal.lost else [other.consumer for other in ended]
 

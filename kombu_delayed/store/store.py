@@ -92,7 +92,7 @@ class Store(Caller):
         return Pauses(self)
 
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
-        """Keep messages until they are due. The same message with the same id is kept once."""
+        """Store messages until they are due. The same message with the same id is stored once."""
         counts = [0, 0, 0]
         for chunk in chunks(entries):
             move, given = self.schedule_call(queue, chunk, expires_ms)
@@ -179,7 +179,8 @@ class Store(Caller):
     ) -> Delivered | None:
         """Promote what is due and hand out up to `want` messages under tags from `tag` upwards.
 
-        For the rest see `deliver_call`. None: the caller believed to be `leased`, and is not.
+        For the other arguments see `deliver_call`. None: the lease of a `leased` caller has
+        expired.
         """
         move, given = self.deliver_call(queue, consumer, want, tag, gate=gate, **more)
         return delivered(move(self.run, **given), gate)
@@ -203,11 +204,11 @@ class Store(Caller):
     ) -> Call:
         """The script that delivers and its arguments; `delivered` reads its answer.
 
-        `lease_ms` 0 takes messages for good. A consumer that `listens` is sent wake tokens when
-        nothing is left for it. With a `gate`, the messages whose turn it is are delivered, and
-        those without a ticket for it: see `admit`. `declared` is the version of the caller's
-        policies: it gets nothing if another version is declared. `taken` are slots of global
-        limits: see `text_of`.
+        With `lease_ms` 0, messages are deleted on delivery. A consumer that `listens` gets wake
+        tokens when nothing is left for it. With a `gate`, messages are delivered if it is their
+        turn, or if they have no ticket for it: see `admit`. `declared` is the version of the
+        caller's policies: if another version is declared, it gets nothing.
+        `taken` are slots of global limits: see `text_of`.
         """
         gated = {}
         if gate is not None:
@@ -242,7 +243,7 @@ class Store(Caller):
     ) -> None:
         """Give back the slots of messages whose tasks have ended. Twice is safe.
 
-        It does not wait: `on_error` is called later where the server did not do it.
+        Does not wait: `on_error` is called later if the server did not do it.
         """
         self.post(*self.call("free", queue, consumer, tags=tags), on_error)
 
@@ -278,7 +279,7 @@ class Store(Caller):
     ) -> int:
         """Put held messages back to the heads of their lists; `counted` as a failed attempt.
 
-        `behind` puts them behind what waits, in the order given.
+        With `behind` they go to the tails of their lists, in the given order.
         """
         total, how = 0, {"counted": int(counted), "behind": int(behind)}
         for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
@@ -296,8 +297,8 @@ class Store(Caller):
     ) -> int:
         """Move held messages, given as (tag, id, due_ms), to the backlog.
 
-        With a wait, which has the reason, each message is moved, even if it looks like one that is
-        already delayed. Without a wait they were never due.
+        With a wait, which contains the reason, each message is moved, even if it equals one that is
+        already delayed. Without a wait, the messages were never due.
         """
         return self.ask(
             "park",
@@ -368,12 +369,12 @@ class Store(Caller):
         return total
 
     def clear(self, queue: str) -> None:
-        """Remove the lanes of a gate at which nothing waits any more."""
+        """Remove the empty lanes of a gate."""
         while self.ask("clear", queue, limit=CALL_LIMIT):
             pass
 
     def delete(self, queue: str) -> int:
-        """Purge a queue and forget it; returns how many messages that was."""
+        """Delete a queue with its messages. Returns their number."""
         count = self.purge(queue)
         self.ask("delete", queue)
         return count

@@ -42,7 +42,7 @@ class Broker:
 
     @property
     def result_url(self) -> str:
-        """A Celery result backend on the same server, in a database of its own."""
+        """A Celery result backend on the same server, in a separate database."""
         return f"redis+socket://{self.socket}?virtual_host=1"
 
     def store(self, prefix: str = "") -> Store:
@@ -70,7 +70,7 @@ class Broker:
         self._activities.append(activity)
 
     def left(self) -> dict[str, int]:
-        """How many messages of each queue are due, ready or unacked; queues without are not in it.
+        """How many messages of each queue are due, ready or unacked, without empty queues.
 
         A queue's name has the global key prefix in front. Replies to remote control do not count,
         and neither do messages that wait for the next token of a rate.

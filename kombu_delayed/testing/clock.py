@@ -38,7 +38,7 @@ class Clock:
 
     @property
     def offset(self) -> timedelta:
-        """How far it is ahead of the machine's clock."""
+        """How far the clock is ahead of the machine's."""
         return timedelta(milliseconds=self._offset_ms)
 
     def now(self) -> datetime:
@@ -46,10 +46,9 @@ class Clock:
         return _EPOCH + timedelta(milliseconds=self._server_ms() + self._offset_ms)
 
     def advance(self, by: timedelta | None = None, **parts: float) -> int:
-        """Move it ahead, by a timedelta or by what makes one: `advance(days=3)`.
+        """Move the clock forward by a timedelta, or by its arguments: `advance(days=3)`.
 
-        Returns how many messages fell due; these run now, and nothing else does. Raises ValueError
-        for a negative time.
+        Returns how many messages became due; only these run. Raises ValueError for a negative time.
         """
         total = (by or timedelta()) + timedelta(**parts)
         by_ms = round(total / timedelta(milliseconds=1))
@@ -62,7 +61,7 @@ class Clock:
         return self._move(by_ms)
 
     def set(self, moment: datetime | str) -> int:
-        """Move the clock ahead to a time: a datetime or ISO 8601 (UTC without a zone).
+        """Move the clock forward to a time: a datetime or ISO 8601 (UTC without a zone).
 
         Returns the number of messages that became due. Raises ValueError for a time in the past.
         """
@@ -75,7 +74,7 @@ class Clock:
         return self._move(by_ms)
 
     def reset(self) -> None:
-        """Go back to real time: what still waits, waits as long again as it was brought nearer."""
+        """Return to real time. Waiting messages get back the time by which they were moved."""
         self._move(-self._offset_ms)
 
     def wait_until_done(self, timeout_seconds: float = 10) -> None:

@@ -18,15 +18,15 @@ LEASE_MS = 30_000
 class QueueState(TypedDict):
     """A queue's messages by state, its consumers with the ends of their leases, its wake tokens.
 
-    Messages are mappings with these members; `step` may be left out when they are put there:
+    Messages are mappings with these members; for `seed`, `step` is optional:
 
     - delayed: id, due_ms, step, message
     - ready: step, message; the next to leave first within a step
     - unacked: consumer, tag, step, message
     - dead: id, reason, consumer, at_ms, deliveries, step, message
 
-    `armed` is who has promised to claim at the next due time: "due_ms consumer", or empty. `unique`
-    has the keys of unique messages and the ids that these had when they were scheduled.
+    `armed` is "due_ms consumer" for the consumer that will claim at the next due time, or empty.
+    `unique` maps keys of unique messages to the ids with which they were scheduled.
     """
 
     delayed: list[dict[str, Any]]
@@ -42,7 +42,7 @@ class QueueState(TypedDict):
 def dump(store: Store, queue: str) -> QueueState:
     """The whole state of a queue: delayed and dead by time, ready in order of delivery.
 
-    Of a queue in use it is not one instant: a message that moves meanwhile may show twice.
+    It is not a snapshot: a message that moves meanwhile may appear twice.
     """
     # In the order in which a message moves, so that none is passed over.
     living = _dump_living(store, queue)

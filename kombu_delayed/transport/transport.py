@@ -60,11 +60,11 @@ class Transport(stock.Transport):
         self.cycle = Poller()
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
-        """The broker URL, its password masked unless asked for."""
+        """The broker URL, by default with a masked password."""
         return urls.as_uri(self.client, include_password, mask)
 
     def establish_connection(self) -> Any:
-        """Connect. Raises OptionError, UrlError or ServerError where the user has to act."""
+        """Connect. Raises OptionError, UrlError or ServerError if you must change something."""
         rules_of(Options.parse(self.client.transport_options).policies)
         urls.check_alternates(self.client.alt)
         if "visibility_timeout" in self.client.transport_options:

@@ -147,7 +147,7 @@ def test_pauses_then_the_failure_callback(jobs: Jobs) -> None:
         assert hours * 3600 - 60 < jobs.remaining(id) <= hours * 3600
         jobs.delayed.run_now(id)
     reason = jobs.wait(id, "dead")["reason"]
-    assert reason == "3 tries failed, the last one: status 500"
+    assert reason == "3 attempts failed, the last one: status 500"
     jobs.wait(f"{id}.failure", "done")
     (told,) = jobs.receiver.at("/told")
     assert (told["id"], told["topic"]) == (f"{id}.failure", "order")

@@ -49,7 +49,7 @@ def test_retries_then_dead(jobs: Jobs) -> None:
         wait = backoff_seconds(retries - 1)
         assert wait - 10 < jobs.remaining(id) <= wait
         jobs.delayed.run_now(id)
-    assert jobs.wait(id, "dead")["reason"] == "4 tries failed, the last one: status 500"
+    assert jobs.wait(id, "dead")["reason"] == "4 attempts failed, the last one: status 500"
     assert len(jobs.receiver.at("/bad")) == 4
     attempts = [each["Delayed-Attempt"] for path, each, _ in jobs.receiver.got if path == "/bad"]
     assert attempts == ["1", "2", "3", "4"]
@@ -93,7 +93,7 @@ def test_later_goes_by_its_codes(jobs: Jobs) -> None:
     jobs.receiver.answers["/code"] = (200, b'{"code": 7}', {})
     given = {"topic": "order", "callback": jobs.receiver.url("/code")}
     id = jobs.api.post("/create", json=given).json()["id"]
-    assert jobs.wait(id, "dead")["reason"] == "1 tries failed, the last one: code 7"
+    assert jobs.wait(id, "dead")["reason"] == "1 attempts failed, the last one: code 7"
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -291,7 +291,7 @@ def test_selecting_many(opened: Any, shop: dict[str, Any]) -> None:
     page.get_by_role("button", name="Move").click()
     expect(page.locator("h1")).to_contain_text("Move")
     page.get_by_label("by", exact=True).fill("1h")
-    page.get_by_role("button", name="Show what becomes").click()
+    page.get_by_role("button", name="Preview").click()
     expect(page.locator("td b").first).to_contain_text("UTC")
     assert page.evaluate(AUDIT) == []
 

@@ -81,7 +81,7 @@ def test_move(
     moved: timedelta | None,
 ) -> None:
     page = preview(visitor, "move", **some(visitor, 0, 2))
-    assert "say where to" in page.text
+    assert "choose a time" in page.text
     given = {"by": "", "to": "", **given}
     shown = visitor.post("/backlog/preview", {**sent(page.form("/change")), **given})
     there = datetime(2100, 1, 31, 9, tzinfo=timezone.utc)
@@ -165,7 +165,7 @@ def test_the_list_of_ready_tasks(visitor: Visitor, ready: None) -> None:
     assert "9 ready" in page.text
     assert len(page.form("/backlog/preview").values("chosen")) == 9
     assert len(visitor.get(f"/backlog{READY}").form("/preview").values("chosen")) == 3
-    assert "No ready task meets all of this." in visitor.get("/backlog?state=ready&task=x").text
+    assert "No ready task matches the search." in visitor.get("/backlog?state=ready&task=x").text
     visitor.get("/backlog?state=ready&due_after=2030-01-01", 422)
     visitor.get("/backlog?state=failed", 422)
 
@@ -177,7 +177,7 @@ def test_change_many_ready_tasks(visitor: Visitor, ready: None, delayed: Delayed
     assert len(ready_ids(delayed)) == 9
     done = confirm(visitor, page)
     assert "3 tasks cancelled." in done.text
-    assert "No ready task meets all of this." in done.text
+    assert "No ready task matches the search." in done.text
     names = visitor.get("/backlog?state=ready").form("/preview").values("chosen")
     page = preview(visitor, "move", "?state=ready", all=[], chosen=names[1:3])
     assert "2 tasks moved." in confirm(visitor, page, how="later", by="1h", to="").text

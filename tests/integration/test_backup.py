@@ -196,7 +196,7 @@ def split(made: bytes) -> Iterator[bytes]:
     [
         (lambda made: b"PK\x03\x04" + made, "is not a backup: it begins with b'PK"),
         (lambda made: made.replace(b"backup 1", b"backup 2", 1), "has version 2 of the format"),
-        (lambda made: made + b"x", "there is more behind the end"),
+        (lambda made: made + b"x", "there is data behind the end"),
         (lambda made: made[:-1], "is cut short: it ends at byte"),
         (lambda made: made[: len(MAGIC) - 1], "is cut short: it ends within its first line"),
         (lambda made: made[:40] + b"x" + made[41:], "is damaged at byte 23, block 0: its checksum"),

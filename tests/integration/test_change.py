@@ -133,7 +133,7 @@ def test_somebody_else_changes_it_meanwhile(app: Celery, delayed: Delayed) -> No
     assert 150 < info.remaining.total_seconds() < 201
     assert info.args == "('new',)"
     seconds = itertools.count(300)
-    with pytest.raises(QueryError, match="others keep changing it"):
+    with pytest.raises(QueryError, match="other programs keep changing it"):
         delayed.change(
             sent.id,
             args=["x"],

@@ -146,7 +146,7 @@ def test_what_cannot_be_sent_is_a_dead_letter(bench: Bench) -> None:
         wait_until(lambda: [*app.delayed.dead.list()], "it is buried", LONG_SECONDS)
     (letter,) = app.delayed.dead.list()
     assert letter.info.task == TASK
-    assert "what follows cannot be sent" in letter.letter.reason
+    assert "the follow-up cannot be sent" in letter.letter.reason
     assert respond(app, "k", 2) == "late"
 
 

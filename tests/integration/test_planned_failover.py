@@ -210,7 +210,9 @@ def test_a_user_that_cannot_listen_is_told_of_once(
         wait_until(lambda: all(_denied(each) > 3 for each in clients), "all were tried again")
         connection.release()
         warnings = [each for each in caplog.records if each.levelname == "WARNING"]
-        (text,) = [each.getMessage() for each in warnings if "listened to" in each.getMessage()]
+        (text,) = [
+            each.getMessage() for each in warnings if "Cannot subscribe" in each.getMessage()
+        ]
         assert "needs +subscribe +psubscribe +ping &*" in text
         assert text.count("127.0.0.1:") == 3
         for client in clients:

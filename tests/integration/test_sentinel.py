@@ -68,11 +68,11 @@ def test_sentinels_that_are_down_at_the_start(group: Group, connect: Connect) ->
 def test_no_sentinel_that_answers(group: Group, connect: Connect) -> None:
     port = free_port()
     server_instead = f"sentinel://127.0.0.1:{group.master.port}"
-    nothing = f"no Sentinel names a master 'mymaster' that is up; 127.0.0.1:{port}: Error"
+    nothing = f"no Sentinel reports a running master 'mymaster'; 127.0.0.1:{port}: Error"
     for connection, text in (
         (connect(f"sentinel://127.0.0.1:{port}"), nothing),
         (connect(sentinel_kwargs={"password": "wrong"}), "invalid username-password pair"),
-        (connect(min_other_sentinels=3), "no Sentinel names a master"),
+        (connect(min_other_sentinels=3), "no Sentinel reports a running master"),
         (connect(server_instead, sentinel_kwargs={"password": "pw"}), "unknown command"),
     ):
         with pytest.raises(connection.connection_errors) as caught:
@@ -91,8 +91,11 @@ def test_a_sentinel_instead_of_a_server(group: Group, connect: Connect) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("", r"delayed\+sentinel:// takes the transport option master_name; there is 'mymaster'"),
-        ("other", "the Sentinels know no master 'other', .* master_name .*; there is 'mymaster'"),
+        (
+            "",
+            r"delayed\+sentinel:// needs the transport option master_name; the Sentinels know 'mymaster'",
+        ),
+        ("other", "the Sentinels know no master 'other', .* master_name; they know 'mymaster'"),
     ],
 )
 def test_a_master_of_no_such_name(connect: Connect, name: str, text: str) -> None:

@@ -236,11 +236,11 @@ def test_commands(
     assert all_keys(client) == []
 
     result = run("restore", path, "-b", url, "--yes", "--queues", "q")
-    assert result.stdout.splitlines()[-1] == "2 restored, 0 already there or dealt with"
+    assert result.stdout.splitlines()[-1] == "2 restored, 0 already done"
     rejects = str(tmp_path / "rejects")
     result = run("restore", path, "-b", url, "-y", "--json", "--rejects", rejects)
     assert json.loads(result.stdout)["queues"] == {"mail": 303, "q": 0}
     assert records(client) == before
 
     result = run("copy", "-b", url, "--to", url, "--yes")
-    assert result.stdout.endswith("\n0 restored, 305 already there or dealt with\n")
+    assert result.stdout.endswith("\n0 restored, 305 already done\n")

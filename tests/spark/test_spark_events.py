@@ -183,9 +183,16 @@ def test_columns(reader: Make, client: redis.Redis) -> None:
         # A server that was set up anew, with a clock that is behind.
         (0, 5, 5, offset("50-0", 1), "begun anew", (1, 5)),
         # A stream that was deleted is another one.
-        (50, 5, 5, offset("50-0", 50), "deleted and begun anew: the checkpoint is at 50", (51, 55)),
-        (50, 100, 100, offset("50-0", 50), "deleted and begun anew", (51, 150)),
-        (50, 1000, 1000, offset("50-0", 50), "deleted and begun anew", (51, 1050)),
+        (
+            50,
+            5,
+            5,
+            offset("50-0", 50),
+            "deleted and started again: the checkpoint is at 50",
+            (51, 55),
+        ),
+        (50, 100, 100, offset("50-0", 50), "deleted and started again", (51, 150)),
+        (50, 1000, 1000, offset("50-0", 50), "deleted and started again", (51, 1050)),
     ],
 )
 def test_what_is_lost(

@@ -158,7 +158,7 @@ def test_json(change: Run, client: redis.Redis, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert [line.split() for line in result.stdout.splitlines()] == [
         *(["queue", "scheduled"], ["celery", "1"], ["far", "1"], []),
-        f"2 scheduled, 0 already there or dealt with, 1 refused: see {rejects}".split(),
+        f"2 scheduled, 0 already done, 1 refused: see {rejects}".split(),
     ]
     assert body(client, "7") == [[1, {"x": None}], {"a": 1}]
     assert body(client, "b", "far") == [[], {"b": [2]}]
@@ -168,7 +168,7 @@ def test_json(change: Run, client: redis.Redis, tmp_path: Path) -> None:
     result = change("schedule", path)
     assert result.exit_code == 1
     [told, error] = result.stderr.strip().splitlines()[-2:]
-    assert "To go on, run it again with --job-id" in told
+    assert "To continue, run it again with --job-id" in told
     assert error.startswith("Error: 1 rows are refused, and max_rejects is 0: kwargs takes a JSON")
 
 
@@ -198,7 +198,7 @@ def test_parquet(
     moves = tmp_path / "moves.parquet"
     rows.withColumn("countdown", F.lit(0)).where("id < 5").write.parquet(str(moves))
     result = change("reschedule", moves, "--queue", "celery")
-    assert result.stdout.splitlines()[-1] == "5 rescheduled, 0 already there or dealt with"
+    assert result.stdout.splitlines()[-1] == "5 rescheduled, 0 already done"
     assert (store.size("celery").ready, store.size("celery").delayed) == (5, 5)
 
 

@@ -128,6 +128,6 @@ def test_renames_and_casts(
     assert json.loads(file.read_text())["row"]["eta"] == "soon"
 
     result = run("cancel", str(path), "-b", url, "--queue", "celery", "--select", "*, user AS id")
-    assert result.stdout.splitlines()[-1] == "2 cancelled, 1 already there or dealt with"
+    assert result.stdout.splitlines()[-1] == "2 cancelled, 1 already done"
     assert "2 columns left out" not in result.stderr
     assert "3 columns left out (--extra-columns): user, when, plan" in result.stderr

@@ -121,7 +121,7 @@ def test_the_tables(out: Path, spark: SparkSession) -> None:
 
 
 def test_tables_elsewhere(events: DataFrame) -> None:
-    with pytest.raises(ReportError, match="is not a directory of this machine: say where the page"):
+    with pytest.raises(ReportError, match="is not a directory of this machine: choose a file"):
         report(events, "s3a://bucket/report")
 
 

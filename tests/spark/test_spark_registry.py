@@ -90,7 +90,7 @@ def test_forget(store: Store, url: str, client: redis.Redis) -> None:
     assert len([key for key in all_keys(client) if "job-slice:" in key]) > 200
     store.now = ""
     registry.begin(store, JOB, "")
-    with pytest.raises(JobRuns, match="job 'j' is running; it was heard of at"):
+    with pytest.raises(JobRuns, match="job 'j' is running; its last report was at"):
         forget_job("j", broker=url)
     registry.end(store, JOB, JobReport("j"))
     client.config_resetstat()

@@ -207,7 +207,7 @@ def test_command(
     narrow = ("--tasks", "ma?l,x.*", "--where", "id <> 'x'", "--queues", "q", "--yes")
     later = (*narrow, "--at", "2100-01-01", "--spread", "1h", "--job-id", "j")
     result = run(*told, "--backup", path, *later)
-    assert result.stdout.splitlines()[-1] == "2 replayed, 0 already there or dealt with"
+    assert result.stdout.splitlines()[-1] == "2 replayed, 0 already done"
     first = round(datetime(2100, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
     assert all(0 <= due - first < 3_600_000 for due in check_backlog(client).values())
     result = run(*asked, "--yes", "--job-id", "j")

@@ -101,7 +101,7 @@ def test_the_backlog_of_a_broker(run: Run, url: str, store: Store) -> None:
     [
         ((), 2, "one of --messages, --due and the broker's"),
         (("--messages", "5", "--due", "here"), 2, "one of --messages, --due and the broker's"),
-        (("--due", "here", "--hours", "3"), 2, "say how --messages are spread"),
+        (("--due", "here", "--hours", "3"), 2, "only apply to --messages"),
         (("--messages", "5", "--workers", "0"), 1, "Error: workers is a whole number from 1 to"),
         (("--messages", "5", "--run-spread", "lognormal"), 1, "Error: run_spread lognormal needs"),
     ],

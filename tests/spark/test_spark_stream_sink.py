@@ -137,7 +137,7 @@ def writer(url: str, **options: str) -> StreamWriter:
 
 
 def test_a_batch_that_nobody_tells_of(url: str) -> None:
-    with pytest.raises(OptionError, match="does not tell which batch of which query"):
+    with pytest.raises(OptionError, match="does not provide the query and the number"):
         writer(url).write(iter([]))
 
 

@@ -222,7 +222,7 @@ def test_more_rejects_than_allowed(spark: SparkSession, url: str, client: redis.
     with pytest.raises(PythonException, match="1 rows are refused, and max_rejects is 0") as caught:
         schedule(frame, broker=url, job_id="j")
     if sys.version_info >= (3, 11):
-        assert caught.value.__notes__[0].startswith("What job 'j' has done stays")
+        assert caught.value.__notes__[0].startswith("The finished rows of job 'j' stay")
     stored = client.hlen("{celery}:messages")
     report = schedule(frame, broker=url, job_id="j", max_rejects=12)
     assert counts(report) == (88 - stored, stored, 12)

@@ -22,7 +22,7 @@ def consumers(session: Session, queue: str | None) -> None:
     found = session.delayed.consumers(queue)
     session.emit([asdict(each) for each in found])
     if not found:
-        session.nothing("Nobody consumes.")
+        session.nothing("There are no consumers.")
     session.print(consumers_table(found))
 
 

@@ -35,15 +35,15 @@ def limits(session: Session, queue: str | None) -> None:
 @click.argument("name", type=TEXT, required=False)
 @click.option("--concurrency", type=int, help="How many tasks may run at once.")
 @click.option("--rate", help="How many tasks may start in a time, such as 100/m.")
-@click.option("--burst", type=int, help="How many of these at once after a pause.")
+@click.option("--burst", type=int, help="How many of them at once after a pause.")
 @click.option("--for", "length", type=SPAN, help="Reset it after this time, such as 2h.")
 @click.option("--why", default="", help="The reason, shown with the limit.")
 def set_limit(
     session: Session, queue: str, name: str | None, length: timedelta | None, **given: Any
 ) -> None:
-    """Set other numbers for a limit of a queue, for all workers.
+    """Change the numbers of a limit, for all workers.
 
-    They also hold for tasks that wait already. NAME may be left out if the queue has one limit.
+    They also apply to waiting tasks. You can omit NAME if the queue has one limit.
     """
     found = session.delayed.set_limit(queue, name, for_=length, **given)
     session.emit(info_data(found))
@@ -58,8 +58,8 @@ def reset_limit(session: Session, queue: str, name: str | None) -> None:
     was_set = session.delayed.reset_limit(queue, name)
     session.emit({"reset": was_set})
     if not was_set:
-        session.nothing("Its numbers are those that are declared.")
-    session.print("The declared numbers hold again.")
+        session.nothing("It already has its declared numbers.")
+    session.print("The declared numbers apply again.")
 
 
 def limits_table(found: Iterable[LimitInfo]) -> Table:

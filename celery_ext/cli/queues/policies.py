@@ -18,7 +18,7 @@ from ..session import Session, command
 @command("policies")
 @queue_option
 def policies(session: Session, queue: str | None) -> None:
-    """Show the policies that all workers of a queue obey, and who has declared them."""
+    """Show the policies that all workers of a queue obey, and who declared them."""
     _show(session, session.delayed.policies(queue))
 
 
@@ -56,7 +56,7 @@ def _show(session: Session, found: list[QueuePolicies]) -> None:
     session.print(policies_table(found))
     if any(each.differs for each in found):
         session.print(
-            plain("* This app declares others. They hold once a worker of it starts, or with ")
+            plain("* This app declares others. They apply once one of its workers starts, or with ")
             + plain("apply-policies.")
         )
 

@@ -37,7 +37,7 @@ class Change:
 _asking = all_of(ids_argument, criteria, asking_options)
 
 _ready = click.option(
-    "--ready", "state", flag_value="ready", help="Tasks that are ready, not those that are delayed."
+    "--ready", "state", flag_value="ready", help="Select ready tasks instead of delayed ones."
 )
 
 
@@ -47,8 +47,8 @@ _ready = click.option(
 def cancel(session: Session, **given: Any) -> None:
     """Cancel tasks, by ids or by criteria.
 
-    By ids delayed and ready ones, by criteria delayed ones, or with --ready those that wait for a
-    free worker. Their results are REVOKED.
+    Ids may be of delayed and ready tasks. Criteria select delayed tasks, or with --ready those that
+    wait for a free worker. The results of cancelled tasks are REVOKED.
     """
     _run(session, Change("Cancel", "cancelled", Delayed.cancel, Delayed.cancel_many), given)
 
@@ -58,7 +58,7 @@ def cancel(session: Session, **given: Any) -> None:
 def run_now(session: Session, **given: Any) -> None:
     """Run delayed tasks now, by ids or by criteria.
 
-    A ready task that is given by its id is the next one to run.
+    If you pass the id of a ready task, it runs next.
     """
     _run(session, Change("Run", "made ready", Delayed.run_now, Delayed.run_now_many), given)
 
@@ -80,8 +80,8 @@ def reschedule(
 ) -> None:
     """Move tasks to another due time.
 
-    By ids delayed and ready ones, by criteria delayed ones, or with --ready those that wait for a
-    free worker.
+    Ids may be of delayed and ready tasks. Criteria select delayed tasks, or with --ready those that
+    wait for a free worker.
     """
     if (by is None) == (to is None and spread is None):
         raise click.UsageError("Give --to, --spread or both, or else --by.")
@@ -120,8 +120,8 @@ def reschedule(
 def redirect(session: Session, to_queue: str, **given: Any) -> None:
     """Move tasks to another queue, with their due times.
 
-    By ids delayed and ready ones, by criteria delayed ones, or with --ready those that wait for a
-    free worker.
+    Ids may be of delayed and ready tasks. Criteria select delayed tasks, or with --ready those that
+    wait for a free worker.
     """
     session.delayed.check_queue(to_queue)
 
@@ -144,7 +144,7 @@ def _run(session: Session, change: Change, given: dict[str, Any]) -> None:
     elif Query(**given).is_empty:
         _change_ids(session, change, ids, queue, dry_run)
     else:
-        raise click.UsageError("Give either ids or criteria; --queue goes with both.")
+        raise click.UsageError("Give either ids or criteria; --queue works with both.")
 
 
 # By ids.
@@ -197,7 +197,7 @@ def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_r
     assert outcome is not None
     session.emit(_data(outcome))
     if not outcome.matched:
-        session.nothing(f"No {query.state or 'delayed'} task meets the criteria.")
+        session.nothing(f"No {query.state or 'delayed'} task matches the criteria.")
     if not outcome.dry_run:
         _tell(session, change, outcome)
 
@@ -218,7 +218,7 @@ def _tell(session: Session, change: Change, outcome: Outcome) -> None:
     session.print(f"{tasks_word(outcome.changed)} {verb} {change.past}.")
     if outcome.changed < outcome.matched:
         gone = outcome.matched - outcome.changed
-        session.err.print(f"{tasks_word(gone)} had gone by then.")
+        session.err.print(f"{tasks_word(gone)} were gone by then.")
 
 
 def _data(outcome: Outcome) -> dict[str, Any]:

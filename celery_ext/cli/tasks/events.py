@@ -106,7 +106,7 @@ def _show(session: Session, event: Event) -> None:
     if event.event in ("scheduled", "rescheduled") and event.due_ms is not None:
         line.append(f" due {moment(from_ms(event.due_ms))}")
     if event.deliveries:
-        line.append(f", {event.deliveries} in vain", "red")
+        line.append(f", failed deliveries: {event.deliveries}", "red")
     if event.reason:
         line.append_text(plain(f": {event.reason}", "dim"))
     session.print(line)

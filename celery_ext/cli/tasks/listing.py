@@ -94,7 +94,7 @@ def list_(session: Session, queue: str | None, limit: int) -> None:
     type=click.Choice((*STATES, *LISTS)),
     default="delayed",
     show_default=True,
-    help="States that workers record take --queue, --task and the options from --error on.",
+    help="States that workers record take only --queue, --task and the options from --error on.",
 )
 @recorded_options
 @limit_option(100)
@@ -120,7 +120,7 @@ def find(session: Session, state: str, limit: int, **given: Any) -> None:
 
     count, has_more = _present(session, search, limit)
     if not count:
-        session.nothing(f"No {state} task meets the criteria.")
+        session.nothing(f"No {state} task matches the criteria.")
     if has_more:
         session.print(f"The first {count}; there are more, --limit 0 shows all.")
 
@@ -184,7 +184,7 @@ def _count_found(session: Session, query: Query) -> None:
     session.emit({"delayed": found.matched, "queues": queues})
     session.print(queues_table(queues))
     if not found.matched:
-        session.nothing("No delayed task meets the criteria.")
+        session.nothing("No delayed task matches the criteria.")
 
 
 def queues_table(queues: dict[str, int]) -> Table:

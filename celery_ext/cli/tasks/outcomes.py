@@ -61,7 +61,7 @@ def history(session: Session, id: str, queue: str | None) -> None:
     found = session.delayed.history(id, queue)
     session.emit(found.as_dict() if found else None)
     if found is None:
-        session.nothing(f"Nothing is recorded of a task {id}.")
+        session.nothing(f"There are no records of task {id}.")
     session.print(
         Text.assemble(
             plain(found.task or "(no task)", "bold"),

@@ -26,10 +26,10 @@ from kombu_delayed.message.durations import length_text
 from ..session import Session
 
 NOTHING = {
-    "failed": "No task has failed, as far as is recorded.",
-    "running": "No task is running, as far as is recorded.",
-    "retrying": "No task waits to be retried, as far as is recorded.",
-    "slow": "No task was slow, as far as is recorded.",
+    "failed": "No failed task is recorded.",
+    "running": "No running task is recorded.",
+    "retrying": "No task that waits to be retried is recorded.",
+    "slow": "No slow task is recorded.",
 }
 
 

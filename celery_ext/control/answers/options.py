@@ -36,7 +36,7 @@ class ExpectationOptions:
     )
     early_seconds: float = option(
         3_600.0,
-        "How long to keep an answer that arrives before anyone expects it. 0: not at all.",
+        "How long to keep an answer that arrives before anyone expects it. 0 disables this.",
         0,
         366 * 86_400,
     )

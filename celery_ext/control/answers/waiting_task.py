@@ -66,7 +66,7 @@ def _run(
         return content
     if state == "failed":
         raise AnswerFailed(content)
-    raise AnswerTimeout(f"no answer has come for the key {key!r} in time")
+    raise AnswerTimeout(f"no answer arrived in time for the key {key!r}")
 
 
 def _sent(task: Task, key: str, tenant: str | None, given: dict[str, Any]) -> tuple[str, Any]:
@@ -79,7 +79,7 @@ def _sent(task: Task, key: str, tenant: str | None, given: dict[str, Any]) -> tu
     try:
         state, content = _end(task, key)
         if not _settle(task, key, tenant, state):
-            logger.warning("Expectation %s of %r has ended otherwise: nothing is sent", id, key)
+            logger.warning("Expectation %s of %r has already ended: nothing is sent", id, key)
             raise Ignore()
         if given[state] is not None:
             maybe_signature(given[state], app=task.app).apply_async((content,))
@@ -87,10 +87,10 @@ def _sent(task: Task, key: str, tenant: str | None, given: dict[str, Any]) -> tu
         raise
     except NOT_NOW as error:
         time.sleep(PAUSE_SECONDS)
-        raise Reject(f"what follows cannot be sent now: {error}", requeue=True) from error
+        raise Reject(f"the follow-up cannot be sent now: {error}", requeue=True) from error
     except Exception as error:
         logger.exception("Expectation %s of %r becomes a dead letter", id, key)
-        raise Reject(f"what follows cannot be sent: {error}", requeue=False) from error
+        raise Reject(f"the follow-up cannot be sent: {error}", requeue=False) from error
     signals.expectation_ended.send(sender=task.app, key=key, tenant=tenant, id=id, state=state)
     return state, content
 

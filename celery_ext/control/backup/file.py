@@ -236,7 +236,7 @@ class _Reader:
         if block.facts() != expected:
             raise self._damaged(number, start, "blocks are missing or doubled in front of it")
         if self._file.read(1):
-            raise self._damaged(number, self._at, "there is more behind the end")
+            raise self._damaged(number, self._at, "there is data behind the end")
 
     def _damaged(self, number: int, at: int, why: str) -> BackupError:
         return BackupError(f"{self._name} is damaged at byte {at:,}, block {number}: {why}")

@@ -68,9 +68,9 @@ def backup(
 ) -> BackupReport:
     """Write the delayed messages and dead letters of one queue, or of all, to a file.
 
-    Read page by page while the broker works: what is scheduled, moved or falls due meanwhile may be
-    in the file or not. The file takes its name when it is whole. `progress` is called with a number
-    of messages, or True for a bar on the terminal. Raises OSError where it cannot be written.
+    Reads page by page while the broker works: messages that are scheduled, moved or due meanwhile
+    may be missing. The file gets its name when it is complete. `progress` is called with a number
+    of messages; True shows a bar on the terminal. Raises OSError if the file cannot be written.
     """
     store = delayed.store
     store.shards.look_again()

@@ -54,8 +54,8 @@ class Refused(NamedTuple):
 class BulkReport:
     """The result of scheduling rows.
 
-    `rows` are dealt with. `delayed`, `ready` (due at once) and `already` (there before) count
-    messages; `refused` counts rows, of which the first ones are in `refusals`.
+    `rows` is the number of processed rows. `delayed`, `ready` (due at once) and `already`
+    (existed before) count messages; `refused` counts rows, the first of which are in `refusals`.
     """
 
     rows: int = 0

@@ -10,7 +10,7 @@ from .fields import Cursor, Name, Timed
 from .models import Filter, TaskState
 
 _DRY_RUN = Field(False, description="Only show what would be changed.")
-_MOST = Field(1_000, ge=1, le=10_000, description="How many are changed at the most.")
+_MOST = Field(1_000, ge=1, le=10_000, description="Maximum number of changes.")
 
 
 class BulkChoice(Filter):
@@ -77,4 +77,4 @@ class BulkOutcome(BaseModel):
     dry_run: bool
     queues: dict[str, int] = Field(description="How many matched in each queue.")
     sample: list[TaskState] = Field(description="The first ten, as they were.")
-    next: str | None = Field(description="The cursor to go on from; null: that was all.")
+    next: str | None = Field(description="The cursor for the next request; null: the end.")

@@ -41,4 +41,4 @@ def read_place(text: str, identity: Identity) -> tuple[str, int, str]:
 
 
 def _unknown() -> Problem:
-    return Problem.of_field("cursor", "it is not one that this server has given")
+    return Problem.of_field("cursor", "this server has not issued it")

@@ -49,9 +49,9 @@ class LimitState(BaseModel):
     busiest: list[KeyState] = Field(description="The keys with most waiting messages.")
     shares: list[KeyState]
     overridden: bool = Field(description="Whether other numbers than the declared ones were set.")
-    set_by: str | None = Field(description="Who has set them.")
+    set_by: str | None = Field(description="The user who set them.")
     set_why: str | None
-    set_until: str | None = Field(description="When the declared ones hold again; null: no end.")
+    set_until: str | None = Field(description="When the declared ones apply again; null: no end.")
     declared_capacity: int | None
     declared_rate: str | None
 

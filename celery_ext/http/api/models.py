@@ -65,8 +65,8 @@ class HistoryStep(BaseModel):
     error: str | None = None
     message: str | None = None
     traceback: str | None = None
-    attempts: int | None = Field(None, description="How many attempts the task has at the most.")
-    limit_ms: int | None = Field(None, description="The time limit that it ran over.")
+    attempts: int | None = Field(None, description="Maximum number of attempts.")
+    limit_ms: int | None = Field(None, description="The time limit that it exceeded.")
     next: str | None = Field(None, description="When the next attempt is due.")
     args: str | None = None
     kwargs: str | None = None

@@ -73,7 +73,7 @@ class Connection(http.client.HTTPConnection):
     def _use(self, sock: socket.socket) -> socket.socket:
         self.sock = sock
         if self._is_cut:
-            raise TimeoutError("its time was over before it was connected")
+            raise TimeoutError("it timed out before it was connected")
         return sock
 
     def cut(self) -> None:

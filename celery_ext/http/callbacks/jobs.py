@@ -92,7 +92,7 @@ def _run(
     except CallbackFailed as error:
         _again(task, chosen, retry, error)
     except BROKER_FAILS as error:
-        logger.warning("HTTP job %s waits, the broker has failed: %s", task.request.id, error)
+        logger.warning("HTTP job %s waits, because the broker failed: %s", task.request.id, error)
         _postpone(task, FAILED_SECONDS * random.uniform(0.5, 1.5), postponed)
     if isinstance(answer, Busy):
         _postpone(task, pause_seconds(answer), postponed)
@@ -149,9 +149,9 @@ def _again(task: Task, chosen: JobOptions, retry: int, error: Exception) -> None
     """Raises what lets the job be tried again later, or makes it dead."""
     done = task.request.retries
     if done >= retry:
-        raise _dead(task, chosen, f"{done + 1} tries failed, the last one: {error}") from None
+        raise _dead(task, chosen, f"{done + 1} attempts failed, the last one: {error}") from None
     wait = chosen.pause_seconds(done)
-    logger.info("HTTP job %s is tried again in %.0f s: %s", task.request.id, wait, error)
+    logger.info("HTTP job %s is retried in %.0f s: %s", task.request.id, wait, error)
     try:
         again = task.retry(countdown=wait, max_retries=None, throw=False)
     except Reject as rejected:  # Celery would make it a dead letter
@@ -181,7 +181,9 @@ def _send(task: Task, kwargs: dict[str, Any], **options: Any) -> None:
 
 
 def _given_back(task: Task, error: object) -> Reject:
-    logger.warning("HTTP job %s goes back, the broker has failed: %s", task.request.id, error)
+    logger.warning(
+        "HTTP job %s returns to its queue, because the broker failed: %s", task.request.id, error
+    )
     time.sleep(GIVE_BACK_SECONDS)
     return Reject(str(error), requeue=True)
 

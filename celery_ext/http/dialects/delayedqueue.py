@@ -92,7 +92,7 @@ async def queued_put(call: Call) -> Any:
             return {"id": task.id}
         if not await call.run(new.change, store):  # it was another one, which has left the backlog
             await call.run(store.forget, topic.queue)
-    raise Problem(409, "others create and cancel the task all the time")
+    raise Problem(409, "other clients keep creating and cancelling the task")
 
 
 class _New:
@@ -295,5 +295,5 @@ def queued_ack(call: Call) -> dict[str, int]:
     call.identity.require_whole()
     count = long_poll.ack(call.service, held)
     if count == 0:
-        raise Problem(409, "its lease has ended, and others may have the task")
+        raise Problem(409, "its lease has expired, and other clients may have the task")
     return {"acked": count}

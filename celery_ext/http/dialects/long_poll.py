@@ -51,7 +51,7 @@ def read_ack(text: str) -> Held:
         or not held.queue.startswith((PREFIX, QUOTED_PREFIX))
         or not HTTP_CONSUMER.fullmatch(held.consumer)
     ):
-        raise Problem.of_field("acks", "it is not one that this server has given")
+        raise Problem.of_field("acks", "this server has not issued it")
     return held
 
 

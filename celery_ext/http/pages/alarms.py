@@ -47,7 +47,7 @@ def _of_queue(queue: str, found: Metrics) -> Iterable[Alarm]:
         yield Alarm("note", f"{queue} is paused.", "/backlog", queue)
     waiting = found.due + found.ready
     if waiting and not found.consumers:
-        yield Alarm("critical", f"Nobody consumes {queue}: {tasks_word(waiting)} due.", "", queue)
+        yield Alarm("critical", f"{queue} has no consumer: {tasks_word(waiting)} due.", "", queue)
     if found.oldest_due_seconds >= LATE_SECONDS:
         level = "critical" if found.oldest_due_seconds >= VERY_LATE_SECONDS else "warning"
         late = length_text(found.oldest_due_seconds)
@@ -63,8 +63,8 @@ def _of_queue(queue: str, found: Metrics) -> Iterable[Alarm]:
 
 def _of_consumer(info: ConsumerInfo) -> Iterable[Alarm]:
     if info.lease_seconds <= 0 and info.unacked:
-        text = f"The lease of {info.name} on {info.queue} has ended; it held "
-        text += f"{tasks_word(info.unacked)}, for others to take over."
+        text = f"The lease of {info.name} on {info.queue} has expired. "
+        text += f"Other consumers will take over its {tasks_word(info.unacked)}."
         yield Alarm("warning", text, "/consumers", info.queue)
 
 

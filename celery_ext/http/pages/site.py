@@ -196,7 +196,7 @@ class Site:
             form = Form(await visit.request.body())
             is_ours = hmac.compare_digest(form.one("csrf").encode(), visit.csrf.encode())
             if not is_ours or "delayed.new_secret" in visit.request.scope:
-                raise Problem(403, "this form is not of this visit: open the page again")
+                raise Problem(403, "this form belongs to another session: open the page again")
             return await act(visit, form)
 
         return endpoint
@@ -220,11 +220,11 @@ class Site:
 _TITLES = {
     401: "Log in first",
     403: "This is not allowed",
-    404: "There is nothing here",
+    404: "Page not found",
     409: "Done before",
-    422: "Something is wrong with what was asked",
+    422: "Invalid request",
     429: "Too many requests",
-    503: "Too much at once",
+    503: "Too many requests",
 }
 
 

@@ -80,7 +80,7 @@ class Writer:
         try:
             return await asyncio.wait_for(future, self._seconds)
         except BulkError as error:
-            detail = "the broker failed; it is not known whether the task is stored"
+            detail = "the broker failed; the task may be stored"
             raise busy(detail, 503, 5) from error
         except (TimeoutError, asyncio.TimeoutError):
             problem = busy(f"the broker has not answered within {self._seconds:g} s", 503, 5)

@@ -77,7 +77,9 @@ class WorkerProcess:
             if self._stopping.is_set():
                 self._end(process)
                 return
-            logger.warning("The worker has ended with exit code %s; again", process.returncode)
+            logger.warning(
+                "The worker has ended with exit code %s; starting it again", process.returncode
+            )
             if not self._stopping.wait(AGAIN_SECONDS):
                 self._start()
 

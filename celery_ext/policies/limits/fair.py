@@ -44,7 +44,7 @@ class Fair(Gated):
         return f"Fair(by={by_text(self.by)!r}, weights={weights!r})"
 
     def check(self, others: tuple[Policy, ...]) -> None:
-        """Raises PolicyError for a second one: there is one order of turns."""
+        """Raises PolicyError for a second one: a queue has one order of turns."""
         if any(isinstance(each, Fair) and each is not self for each in others):
             raise PolicyError(f"{self}: a queue has one Fair, or Shares that borrow")
 
@@ -70,9 +70,9 @@ class Fair(Gated):
 class Order(Gated):
     """Orders tasks within a key: `Order("priority", "due")` or `Order("due", "priority")`.
 
-    `by` is where the priority is: the name of a header or of a keyword argument, or a function of
-    the message; None: Kombu's own. It may be any whole number, and the lowest is the most urgent,
-    as it is for Kombu, or with `urgent="high"` the highest.
+    `by` selects the priority: the name of a header or of a keyword argument, or a function of the
+    message; None: Kombu's priority. A priority is any whole number. The lowest is the most urgent,
+    as in Kombu, or with `urgent="high"` the highest.
     """
 
     is_of_queue = True

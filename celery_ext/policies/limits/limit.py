@@ -24,12 +24,12 @@ GLOBAL = "global"
 class Limit(Gated):
     """Limits concurrency and rate: `Limit(concurrency=5, rate="100/m", by="customer")`.
 
-    `concurrency` is how many may run at once, `rate` how many may begin in a time, with up to
-    `burst` at once after a pause. `by` gives each key a limit of its own: the name of a header or
-    of a keyword argument, or a function of the message. `weight` is for how many a task counts, a
-    number or as `by`; `critical`, as `by`, which tasks do not. Two limits of a
-    queue that read the same key need a `name`. With `scope="global"` all queues and tasks that have
-    a limit of this name share its slots. Raises PolicyError for invalid values.
+    `concurrency` is how many tasks may run at once, `rate` how many may start in a period, with up
+    to `burst` at once after a pause. `by` gives each key its own limit: the name of a header or of
+    a keyword argument, or a function of the message. `weight`, a number or like `by`, is how many
+    slots a task takes. Tasks selected by `critical`, which is like `by`, take none. Two limits of a
+    queue with the same `by` need a `name`. With `scope="global"` all queues and tasks that have a
+    limit of this name share its slots. Raises PolicyError for invalid values.
     """
 
     def __init__(
@@ -174,9 +174,9 @@ class Drain(Gated):
 class Shares(Gated):
     """Divides slots among keys: `Shares(100, {"east": 0.4, "west": 0.6}, by="region")`.
 
-    With `borrow`, a key may have more than its share while others do not need theirs: each slot
-    that becomes free goes to the keys in turn, by their shares. Without, each has its own slots
-    and no more. Keys that are not named have what is left together, one slot at least.
+    With `borrow`, a key may use more than its share while others do not need theirs: free slots go
+    to the keys in turn, in proportion to their shares. Without it, each key has its own slots and
+    no more. Keys that are not named share the rest, at least one slot.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Shares(Gated):
         return f"Shares({self.total}, {self.shares!r}, {own})"
 
     def check(self, others: tuple[Policy, ...]) -> None:
-        """Raises PolicyError for a second one, and for Fair beside what borrows in turns."""
+        """Raises PolicyError for a second one, and for Fair beside one that borrows."""
         if any(isinstance(each, Shares) and each is not self for each in others):
             raise PolicyError(f"{self}: a queue has one Shares")
         if self.borrow and any(isinstance(each, Fair) for each in others):

@@ -25,9 +25,9 @@ TASKS_LIMIT, TASKS_SECONDS = 1_000, 1.0
 class RunningTask:
     """A task that runs, or that a worker has claimed and is about to run.
 
-    `since_ms` is when that was, by the server's clock. `id` is empty and `since_ms` None where an
-    older version has claimed it. `keys` and `weights` are by the names of the limits that it has
-    room of; a long key is its digest.
+    `since_ms` is when it was claimed, by the server's clock. If an older version claimed it, `id`
+    is empty and `since_ms` is None. `keys` and `weights` are by name of the limits in which it
+    holds slots; a long key is shown as its digest.
     """
 
     id: str

@@ -54,7 +54,7 @@ class Attempt:
 class Retry:
     """The task is retried at a time, in ms since the epoch.
 
-    `changes` are options of `apply_async` that are other than before, `args` and `kwargs` too.
+    `changes` are options of `apply_async` for the retry, including `args` and `kwargs`.
     """
 
     at_ms: int
@@ -80,7 +80,7 @@ class RetryStrategy(Policy):
         raise NotImplementedError
 
     def decide(self, message: Message) -> Decision:
-        """Run, and let the process of the task know whose strategy to ask."""
+        """Run, and pass the strategy on to the process of the task."""
         return Run({QUEUE_HEADER: message.queue})
 
 

@@ -33,7 +33,7 @@ class DropOlder(Policy):
 class Spread(Policy):
     """Spreads tasks that are later than `after` over a period: `Spread("30m", after="1m")`.
 
-    Each message waits once, for a time that chance picks.
+    Each message is delayed once, for a random time.
     """
 
     needs_first_due = True
@@ -91,7 +91,7 @@ class Latest(Policy):
         if self.mark in message.marks:
             return RUN
         until_ms = message.now_ms + self.gather_ms
-        return Delay(until_ms, f"late: looks for a later one with the key {key}", self.mark)
+        return Delay(until_ms, f"late: waits for a later one with the key {key}", self.mark)
 
     def _key(self, message: Message) -> str:
         if callable(self.by):

@@ -35,10 +35,10 @@ class Range(NamedTuple):
 class Window(Policy):
     """Limits tasks to times of the day: `Window("05:00-07:00", tz="Europe/Berlin")`.
 
-    It is open while a clock on the wall there shows a time within one of the ranges, the end not
-    included. A range over midnight belongs to the day on which it starts. `days` are names or
-    ranges of names (`"mon-fri"`, `"mon,wed,sat-sun"`); `except_dates` are dates, or text such as
-    `"2026-12-24"`, on which nothing starts. Raises PolicyError where it could never open.
+    It is open while the local time there is within one of the ranges; the end is excluded. A range
+    over midnight belongs to the day on which it starts. `days` are names or ranges of names
+    (`"mon-fri"`, `"mon,wed,sat-sun"`); nothing starts on `except_dates`, dates or text such as
+    `"2026-12-24"`. Raises PolicyError if it could never open.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class Window(Policy):
         return f"Window({', '.join(self._given)})"
 
     def decide(self, message: Message) -> Decision:
-        """Run where it is open, and wait for it where it is not."""
+        """Run if it is open, otherwise wait until it opens."""
         until_ms, reason = self.planned_ms(message.now_ms)
         return RUN if until_ms == message.now_ms else Delay(until_ms, reason)
 
     def planned_ms(self, at_ms: int) -> tuple[int, str]:
-        """The first time from then on at which it is open, in ms."""
+        """The first time from `due_ms` on at which it is open, in ms."""
         opens_ms = self.next_open_ms(at_ms)
         return opens_ms, f"waits for {self}" if opens_ms != at_ms else ""
 
     def next_open_ms(self, at_ms: int) -> int:
-        """The first time from then on at which it is open; both in ms since the epoch."""
+        """The first time from the given time on at which it is open; both in ms since the epoch."""
         at = EPOCH + timedelta(milliseconds=at_ms)
         if self._is_open(at):
             return at_ms
@@ -131,7 +131,7 @@ class Window(Policy):
                 yield opens, closes
 
     def check(self, others: tuple[Policy, ...]) -> None:
-        """Raises PolicyError where it is never open together with another one."""
+        """Raises PolicyError if it is never open together with another one."""
         for other in others:
             if isinstance(other, Window) and other is not self:
                 self._meet(other)

@@ -52,9 +52,9 @@ def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
 def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options: Any) -> Summary:
     """Write the delayed messages to Parquet, each once, while the broker continues.
 
-    With `overwrite` an older backup at `path` goes before the new one is there. `options` are those
-    of `ReadOptions`. Raises OptionError, BackupError where there is something at `path`, and what
-    Spark raises where the broker fails.
+    With `overwrite` an older backup at `path` is deleted first. `options` are those of
+    `ReadOptions`. Raises OptionError, BackupError if `path` is not empty, and Spark's error if the
+    broker fails.
     """
     given = ReadOptions.parse(options)
     with connected(given) as delayed:
@@ -151,6 +151,6 @@ def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int
 def copy(spark: SparkSession, source: Mapping[str, Any], target: Mapping[str, Any]) -> JobReport:
     """Copy one broker's backlog to another broker. The first one does not change.
 
-    `source` are options as of `ReadOptions`, `target` as of `WriteOptions`. Raises as `restore`.
+    `source` are `ReadOptions`, `target` are `WriteOptions`. Raises like `restore`.
     """
     return restore(delayed_rows(spark, **source), **target)

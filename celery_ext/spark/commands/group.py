@@ -118,13 +118,13 @@ job_options = all_of(
         "--rejects", help="A directory or URI for refused rows. Default: they stop the job."
     ),
     click.option("--total-rows", help="How many rows there are, for the percentage of `jobs`."),
-    click.option("--ledger-seconds", help="How long the broker remembers what the job has done."),
+    click.option("--ledger-seconds", help="How long the ledger of the job is kept, in seconds."),
     click.option(
         "--max-rows-per-second", help="The most rows a second, of all tasks of Spark together."
     ),
     click.option(
         "--latency-budget-ms",
-        help="Pause while the broker answers so much later than at its best. Default: 1; 0: never.",
+        help="Pause while the broker answers this many ms later than its best. 0: never. Default: 1.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the counts as a line of JSON."),
 )
@@ -161,7 +161,9 @@ def run_again(job_id: str) -> Iterator[None]:
     except AnalysisException:  # nothing has begun
         raise
     except (OperationalError, PySparkException, Py4JJavaError):
-        click.echo(f"Some may be done. To go on, run it again with --job-id {job_id}", err=True)
+        click.echo(
+            f"Some rows may be done. To continue, run it again with --job-id {job_id}", err=True
+        )
         raise
 
 

@@ -101,7 +101,7 @@ def show(report: JobReport, done: str, as_json: bool, rejects: str | None = None
         Console().print(table({queue: {done: n} for queue, n in report.queues.items()}), "")
     refused = f", {report.refused:,} refused" + (f": see {rejects}" if rejects else "")
     click.echo(
-        f"{report.accepted:,} {done}, {report.already:,} already there or dealt with"
+        f"{report.accepted:,} {done}, {report.already:,} already done"
         + (refused if report.refused else "")
     )
     if report.dropped:

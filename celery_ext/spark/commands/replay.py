@@ -120,7 +120,7 @@ def _check(states: tuple[str, ...], has_messages: bool, spread: timedelta) -> No
             "(--state dead) need none"
         )
     if "dead" in states and spread:
-        raise click.UsageError("dead letters cannot be spread: replay them by themselves")
+        raise click.UsageError("dead letters cannot be spread: replay them separately")
 
 
 def _narrowed(

@@ -76,8 +76,8 @@ def simulate(
 ) -> None:
     """Simulate a load: lateness, workers, servers.
 
-    The load is the backlog of a broker, the times in --due, or --messages, spread as the options
-    from --hours to --delay-p95-seconds say.
+    The load is the backlog of a broker, the times in --due, or --messages, spread by the options
+    from --hours to --delay-p95-seconds.
     """
     from celery_ext.spark.simulation import run as job
 
@@ -87,7 +87,7 @@ def simulate(
     if [messages is None, due is None, not broker].count(False) != 1:
         raise click.UsageError("give the load by one of --messages, --due and the broker's options")
     if messages is None and Arrivals(**given) != Arrivals():
-        raise click.UsageError("--hours, --peak and the like say how --messages are spread")
+        raise click.UsageError("--hours, --peak and similar options only apply to --messages")
     arrivals = None if messages is None else Arrivals(messages=messages, **given)
     draw = _drawing(plot) if plot else None
     spark = spark_of(ctx)

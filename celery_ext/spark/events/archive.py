@@ -76,7 +76,7 @@ def _writer(path: str) -> Callable[[DataFrame, int], None]:
 def watch(query: StreamingQuery, progress: Callable[[int], Any]) -> int:
     """Wait for the end of a query. Returns the number of events that it read.
 
-    `progress` is given how many more there are. Raises what the query fails with.
+    `progress` is called with the number of new events. Raises the error of a failed query.
     """
     count, last, of_last, ended = 0, -1, 0, False
     while not ended:
@@ -94,7 +94,7 @@ def watch(query: StreamingQuery, progress: Callable[[int], Any]) -> int:
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
     """The events of an archive, merged or not, or of a compact copy, with the source's columns.
 
-    Raises ArchiveError where there is none.
+    Raises ArchiveError if there is none.
     """
     if exists(spark, f"{path}/batch=*"):
         return batches_of(spark, path)

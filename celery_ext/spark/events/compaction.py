@@ -47,11 +47,11 @@ def compact(events: DataFrame, path: str) -> None:
 def compact_archive(
     spark: SparkSession, path: str, *, keep_days: int | None = None, today: date | None = None
 ) -> Compacted:
-    """Merge the batches that are new since the last time, and delete days before `keep_days`.
+    """Merge the batches that are new since the last time, and delete days older than `keep_days`.
 
-    An archive may be written meanwhile, but only one of these may run at a time. The newest batch
-    stays as it is, since a job that was killed writes it again. Raises ArchiveError where there is
-    no archive, or where Spark's driver is not on this machine (Spark Connect), and OptionError.
+    `archive` may run at the same time, but only one compaction. The newest batch stays as it is,
+    because a job that was killed writes it again. Raises ArchiveError if there is no archive, or
+    if Spark's driver is not on this machine (Spark Connect), and OptionError.
     """
     if keep_days is not None and keep_days < 1:
         raise OptionError(f"keep_days is a number of days from 1 on, not {keep_days!r}")

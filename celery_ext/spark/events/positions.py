@@ -116,9 +116,9 @@ class Loss:
 
     def _of_another(self) -> str:
         return (
-            f"the lifecycle events of queue {label(self.queue)!r} were deleted and begun anew: the "
-            f"checkpoint is at {self.position}, and the last one is {self.stream.end} now. What "
-            "was told in between is lost; fail_on_data_loss=false goes on with what there is"
+            f"the lifecycle events of queue {label(self.queue)!r} were deleted and started again: "
+            f"the checkpoint is at {self.position}, and the last one is {self.stream.end} now. Events "
+            "in between are lost. To continue, set fail_on_data_loss=false"
         )
 
 

@@ -68,19 +68,18 @@ class EventOptions(BrokerOptions):
     queues: tuple[str, ...] = option(
         (),
         NAMES,
-        "The queues to read. Default: all that have events, but for those of Celery's remote "
-        "control; found by looking at all keys of the broker, once a minute.",
+        "The queues to read. Default: all with events, except those of Celery's remote control, "
+        "found by scanning all keys of the broker once a minute.",
     )
     starting_offsets: str = option(
         "earliest",
         one_of("earliest", "latest"),
-        "Where a query without a checkpoint begins: at the oldest event that is kept, or behind "
-        "the newest.",
+        "Where a query without a checkpoint starts: at the oldest event, or after the newest.",
     )
     max_rows_per_trigger: int = option(
         100_000,
-        whole_number(1, 1_000_000_000, "a number from 1 on"),
-        "How many events a batch has at the most, over all queues.",
+        whole_number(1, 1_000_000_000, "a whole number, 1 or more"),
+        "Maximum number of entries in a batch, over all queues.",
     )
     rows_per_task: int = option(
         50_000,
@@ -90,7 +89,7 @@ class EventOptions(BrokerOptions):
     fail_on_data_loss: str = option(
         "true",
         one_of("true", "True", "false", "False")._replace(allowed="true or false"),
-        "Whether to stop where events were trimmed before they were read, or to warn and go on.",
+        "Whether to stop if events were trimmed before they were read. Otherwise only warn.",
     )
 
     @property

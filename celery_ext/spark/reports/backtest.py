@@ -1,8 +1,7 @@
-"""Which way to forecast would have been nearest in the last days, and how wide intervals must be.
+"""Selects a forecasting method and the width of intervals by testing them on the last days.
 
-Each of the last days is forecast in each way, from data that existed before it began. A queue is
-forecast in the way that was off by the least; one that has too little to compare, by the plain mean
-of similar hours.
+Each of the last days is forecast with each method, from the data before that day. Each queue uses
+the method with the smallest error, or the mean of similar hours if it has too little data.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def deviation() -> Column:
 
 
 def backtest(arrivals: DataFrame, now: datetime, confidence: float = 0.9) -> DataFrame:
-    """For each queue, the `method` that was off by the least in the last days, and how far.
+    """For each queue, the `method` with the smallest error in the last days, and that error.
 
-    Takes `forecast.arrivals`. `error` and `mean_error` are the sum of what each hour was off by,
-    over the sum of messages, of this method and of the plain mean. `spread` is how many deviations
-    an interval must have to each side, `coverage` the share of hours that were within intervals
-    made from the other days. Queues that have too little in these days are not in it.
+    Takes `forecast.arrivals`. `error` and `mean_error` are the sum of the errors of all hours
+    divided by the number of messages, for this method and for the plain mean. `spread` is the half
+    width of an interval in standard deviations, `coverage` the share of hours within intervals
+    computed from the other days. Queues with too little data are missing.
     """
     hours = hours_of(arrivals, now).persist()
     tried = _tried(arrivals, hours, now).persist()

@@ -81,10 +81,10 @@ def forecast(
 ) -> DataFrame:
     """The load of each queue in each of the coming full hours after `now`.
 
-    Takes `due_per_hour` and `arrivals`. `expected` is `known` plus what is to come at short notice,
-    from the mean of what did in `samples` hours like it; between `low` and `high` it lies with the
+    Takes `due_per_hour` and `arrivals`. `expected` is `known` plus the messages that are expected
+    at short notice, from the mean of `samples` similar hours. `low` and `high` bound it with the
     given confidence. `method`, `error`, `mean_error` and `coverage` are those of `backtest`, null
-    where there is too little history. Raises OptionError.
+    if there is too little history. Raises OptionError.
     """
     if not 1 <= hours <= LONGEST_HOURS:
         raise OptionError(f"a forecast takes 1 to {LONGEST_HOURS} hours, not {hours!r}")

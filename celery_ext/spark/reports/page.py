@@ -130,8 +130,8 @@ def report(
 def _in_directory(out: str) -> Path:
     if "://" in out:
         raise ReportError(
-            f"the tables go to {out}, which is not a directory of this machine: say where the page "
-            "shall be (--page, page_path)"
+            f"the tables go to {out}, which is not a directory of this machine: choose a file for "
+            "the page (--page, page_path)"
         )
     return Path(out, PAGE)
 

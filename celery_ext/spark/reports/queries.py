@@ -45,10 +45,10 @@ def deliveries(events: DataFrame) -> DataFrame:
     """One row for each delivery: its worker, its lateness, how it ended.
 
     `lateness_seconds` is delivered - due, null for a message that was never delayed. `run_seconds`
-    is acked - delivered by the same consumer, null for what ended otherwise or not yet. `attempt`
-    counts the deliveries of a message for one due time from 1 on. `scheduled_at` is when the due
-    time was given, as far as the events go back. `hour` is that of the due time, or of the delivery
-    where there is none.
+    is acked - delivered by the same consumer, null if there is no ack. `attempt` counts the
+    deliveries of a message for one due time, from 1. `scheduled_at` is when the due time was set,
+    null if that was before the first event. `hour` is that of the due time, or without one that of
+    the delivery.
     """
     ordered = event_order()
     message = Window.partitionBy(*_MESSAGE).orderBy(*ordered)
@@ -147,7 +147,7 @@ def per_worker(deliveries: DataFrame, *by: str) -> DataFrame:
 def evenness(deliveries: DataFrame, *by: str) -> DataFrame:
     """How evenly deliveries were distributed over workers.
 
-    `max_over_min` is 1 and `gini` 0 where all got as many; `gini` nears 1 where one got all.
+    If all got the same number, `max_over_min` is 1 and `gini` is 0. `gini` nears 1 if one got all.
     """
     counts = deliveries.groupBy(*by, "worker").agg(F.count("*").alias("n"))
     rank = F.row_number().over(Window.partitionBy(F.lit(0), *by).orderBy("n"))
@@ -225,13 +225,13 @@ def _part(time: Column, seconds: int) -> Column:
 
 
 def lateness_over_time(deliveries: DataFrame, seconds: int) -> DataFrame:
-    """The lateness of messages that were due in each part."""
+    """The lateness of messages that were due in each interval."""
     parts = deliveries.withColumn("part", _part(F.col("due"), seconds))
     return lateness(parts, "part")
 
 
 def deliveries_over_time(deliveries: DataFrame, seconds: int) -> DataFrame:
-    """Deliveries in each part, and those of them that ended in a dead letter."""
+    """Deliveries in each interval, and how many of them ended in a dead letter."""
     parts = deliveries.groupBy(_part(F.col("delivered_at"), seconds))
     dead = F.count_if(F.col("ended") == "buried").alias("dead")
     return parts.agg(F.count("*").alias("delivered"), dead)

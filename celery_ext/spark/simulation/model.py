@@ -127,25 +127,23 @@ class Fleet:
         None, 0, 8_640_000, "The 95th percentile of lognormal run times."
     )
     crashes_per_day: float = _number(0.0, 0, 10_000, "How often a worker dies.")
-    restart_seconds: float = _number(10.0, 0, 86_400, "Until another worker is in its place.")
+    restart_seconds: float = _number(10.0, 0, 86_400, "How long until a dead worker is replaced.")
     lease_seconds: float = _number(
         Options().lease_seconds, 1, 86_400, "The transport option delayed_lease_seconds."
     )
     poll_seconds: float = _number(
         Options().poll_seconds, 0.1, 60, "The transport option delayed_poll_seconds."
     )
-    nodes: int = _number(
-        0, 0, 10_000, "Redis servers that share the load. 0: as many as it takes, no limit."
-    )
+    nodes: int = _number(0, 0, 10_000, "Redis servers that share the load. 0: no limit.")
     node_memory_gib: float = _number(16.0, 0.1, 10_000, "Memory of one server.")
-    use: float = _number(
-        0.7, 0.05, 1, "The share of a server's memory and rate that may be planned with."
-    )
+    use: float = _number(0.7, 0.05, 1, "The share of a server's memory and rate to plan with.")
     record_bytes: int = _number(
         sizing.RECORD_BYTES, 1, 100_000_000, "Size of a message with its headers and arguments."
     )
     events: int = _number(Options().events, 0, 100_000_000, "The transport option delayed_events.")
-    seed: int = _number(1, 0, 2**63, "Where chance begins: the same seed, the same numbers.")
+    seed: int = _number(
+        1, 0, 2**63, "Seed of random numbers: the same seed gives the same results."
+    )
 
     def __post_init__(self) -> None:
         _check(self)
@@ -167,7 +165,7 @@ class Fleet:
 
     @property
     def prefetch(self) -> int:
-        """Messages that a worker holds at most without having acked them."""
+        """The maximum number of unacknowledged messages of a worker."""
         return self.slots * self.prefetch_multiplier
 
     @property
@@ -176,7 +174,7 @@ class Fleet:
 
     @property
     def available(self) -> float:
-        """The share of time in which a worker gets on: it is not away, and loses no work."""
+        """The share of time in which a worker does useful work: it is up, and loses no task."""
         lost = (1 + self.runs.variation) * self.run_seconds / 2 if self.acks_late else 0.0
         return 1 - self.crash_rate * (self.restart_seconds + lost)
 
@@ -186,14 +184,14 @@ class Fleet:
 
     @property
     def server_seconds(self) -> float:
-        """How long the servers take for a message; 0 where they are as many as it takes."""
+        """How long the servers take for a message; 0 if they are no limit."""
         if not self.nodes:
             return 0.0
         return 1 / (self.nodes * sizing.node_rate(self.events > 0, self.record_bytes))
 
     @property
     def message_seconds(self) -> float:
-        """From the start of one task to that of the next while there is work for all."""
+        """The time between the starts of two tasks while all slots are busy."""
         return max(self.slot_seconds / (self.capacity * self.available), self.server_seconds)
 
 
@@ -202,11 +200,11 @@ class Arrivals:
     """A load given by numbers. Time 0 is midnight. Raises OptionError."""
 
     messages: int = _number(1, 1, MOST_MESSAGES, "The total number of messages.")
-    hours: float = _number(24.0, 0.001, 8_784, "In how many hours.")
+    hours: float = _number(24.0, 0.001, 8_784, "The period in which they are due, in hours.")
     peak: float = _number(
-        1.0, 1, 2, "The rate at noon over the mean rate; at midnight as much less."
+        1.0, 1, 2, "The rate at noon, relative to the mean; at midnight it is lower by as much."
     )
-    on_the_hour: float = _number(0.0, 0, 1, "The share that is due at full hours to the second.")
+    on_the_hour: float = _number(0.0, 0, 1, "The share that is due exactly on the hour.")
     dispersion: float = _number(
         1.0,
         1,
@@ -217,7 +215,7 @@ class Arrivals:
         None,
         0.001,
         31_622_400,
-        "How long messages wait on average. None: all do from the beginning.",
+        "How long messages wait on average. Default: all wait from the beginning.",
     )
     delay_spread: str = _choice(EXPONENTIAL, "How delays vary.")
     delay_p95_seconds: float | None = _number(

@@ -54,7 +54,7 @@ class Simulation:
     windows: DataFrame
 
     def write(self, out: str) -> None:
-        """Write all of it as Parquet tables in the directory `out`, replacing what is there."""
+        """Write all results as Parquet tables to the directory `out`, replacing its content."""
         spark = self.windows.sparkSession
         tables = {
             "result": _frame(spark, [asdict(self.result)]),
@@ -81,9 +81,9 @@ def simulate(
 ) -> Simulation:
     """Simulate a load: numbers, or a DataFrame with the column due.
 
-    Of the DataFrame, time 0 is `start`, by default when the first message is due; what is due
-    before counts as due then. Of more messages than `most_messages`, a sample of the windows is
-    simulated. Raises OptionError and NothingToSimulate.
+    For a DataFrame, time 0 is `start`, by default the first due time; earlier messages count as due
+    then. If there are more than `most_messages`, a sample of the windows is simulated. Raises
+    OptionError and NothingToSimulate.
     """
     if most_messages < 1:
         raise OptionError(f"most_messages is a whole number above 0, not {most_messages!r}")

@@ -51,9 +51,9 @@ class Job:
 class JobReport:
     """The result of writing a DataFrame.
 
-    `accepted` counts what this run has scheduled, restored, cancelled or moved, `already` rows that
-    there was nothing to do for: dealt with before, there already or, to be changed, not delayed any
-    more. `dropped` are the columns that were left out.
+    `accepted` counts the rows that this run scheduled, restored, cancelled or moved. `already`
+    counts rows with nothing to do: they are done, exist already, or are no longer delayed.
+    `dropped` are the columns that were left out.
     """
 
     job_id: str

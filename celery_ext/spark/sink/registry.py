@@ -49,12 +49,12 @@ class JobRuns(DelayedError, ValueError):
 
 @dataclass(frozen=True)
 class JobState:
-    """A job as its writers reported it, at `heard_at` for the last time.
+    """The state of a job at its last report (`heard_at`).
 
-    `state` is "running", "silent" for a job that runs and has told nothing for a minute, "ended" or
-    "failed". `rows` are those that this run has dealt with so far, some twice where a task of Spark
-    ran again. `accepted`, `already` and `refused` are None until it has ended, `total_rows` is None
-    where nobody said how many rows there are.
+    `state` is "running", "silent" (running, but without a report for a minute), "ended" or
+    "failed". `rows` is the number of rows that this run has processed; those of Spark tasks that
+    ran again count twice. `accepted`, `already` and `refused` are None until it has ended.
+    `total_rows` is None if the option was not set.
     """
 
     job_id: str
@@ -71,7 +71,7 @@ class JobState:
 
     @property
     def percent(self) -> float | None:
-        """How far this run is, from 0 to 100; None: unknown."""
+        """The progress of this run, from 0 to 100; None: unknown."""
         return min(self.rows / self.total_rows, 1.0) * 100 if self.total_rows else None
 
     @property
@@ -171,7 +171,9 @@ def forget(store: Store, job_id: str, *, force: bool = False) -> int:
     for name in names:
         found = _read(store, name)
         if found and found.state == RUNNING and not force:
-            raise JobRuns(f"job {job_id!r} is running; it was heard of at {found.heard_at:%X} UTC")
+            raise JobRuns(
+                f"job {job_id!r} is running; its last report was at {found.heard_at:%X} UTC"
+            )
     count = sum(_forget_in(store, queue, name) for queue in _queues(store) for name in names)
     store.run("DEL", job_report(job_id, prefix))
     for name in names:

@@ -50,8 +50,8 @@ class Rejects:
             raise RowsRefused(
                 f"{self.count:,} rows are refused, and max_rejects is {self._most:,}: "
                 f"{'; '.join(self._reasons)}. Correct them, or let the option rejects name a "
-                "directory for them; what is scheduled already is left alone in the next run of "
-                "the same job_id"
+                "directory for them; rows that are already scheduled are skipped in the next "
+                "run of the same job_id"
             )
 
     def close(self) -> None:

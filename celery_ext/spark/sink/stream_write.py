@@ -67,7 +67,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(_BATCH) if context else None
         if not query or not batch:
             raise OptionError(
-                "Spark does not tell which batch of which query this is; write with foreachBatch "
+                "Spark does not provide the query and the number of this batch; write with foreachBatch "
                 "and schedule, and give a job_id with the number of the batch in it"
             )
         return query, int(batch)

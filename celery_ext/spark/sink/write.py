@@ -220,7 +220,7 @@ class BacklogWriter(DataSourceArrowWriter):
         if report.dropped:
             logger.info("Job %s: columns left out: %s", report.job_id, ", ".join(report.dropped))
         logger.info(
-            "Job %s: %d accepted, %d there or dealt with already, %d refused",
+            "Job %s: %d accepted, %d already done, %d refused",
             report.job_id,
             report.accepted,
             report.already,

@@ -161,7 +161,7 @@ COLUMNS = {
     "deliveries": Column(
         "int",
         _each(lambda info: min(info.deliveries, INT_MAX)),
-        "How often it was delivered before without success.",
+        "How many earlier deliveries failed.",
     ),
     "partition": Column(
         "string", lambda rows: rows.page.partitions, "The partition of the backlog.", False
@@ -176,7 +176,7 @@ COLUMNS = {
     "due_ms": Column(
         "bigint",
         lambda rows: [place.due_ms for place in rows.page.places],
-        "`due` in ms since the epoch, also beyond the year 9999.",
+        "`due` in ms since the epoch, even beyond the year 9999.",
         False,
     ),
 }

@@ -202,7 +202,7 @@ class ClusterConnection(ServerConnection):
                 if not refused or (node := self.cluster.node(slot)) == connection.node:
                     raise
                 connection, asks = self.over(node), False
-        raise ServerNotReady(f"the nodes of the Cluster do not agree on who has slot {slot}")
+        raise ServerNotReady(f"the nodes of the Cluster do not agree on which node has slot {slot}")
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """As that of any, with one write for each node; where one is down, its error."""

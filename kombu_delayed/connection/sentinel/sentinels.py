@@ -56,7 +56,7 @@ class Sentinels(sentinel.Sentinel):
         if is_unknown and not self.has_found:
             raise OptionError(_unknown(service_name, known))
         raise sentinel.MasterNotFoundError(
-            "; ".join([f"no Sentinel names a master {service_name!r} that is up", *silent])
+            "; ".join([f"no Sentinel reports a running master {service_name!r}", *silent])
         )
 
     def hang_up(self) -> None:
@@ -66,12 +66,12 @@ class Sentinels(sentinel.Sentinel):
 
 
 def _unknown(service_name: str, known: Iterable[str]) -> str:
-    names = ", ".join(repr(name) for name in sorted(known)) or "none at all"
+    names = ", ".join(repr(name) for name in sorted(known)) or "none"
     if not service_name:
-        return f"delayed+sentinel:// takes the transport option master_name; there is {names}"
+        return f"delayed+sentinel:// needs the transport option master_name; the Sentinels know {names}"
     return (
-        f"the Sentinels know no master {service_name!r}, which the transport option master_name "
-        f"names; there is {names}"
+        f"the Sentinels know no master {service_name!r}, the value of the transport option "
+        f"master_name; they know {names}"
     )
 
 

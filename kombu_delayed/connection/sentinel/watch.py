@@ -184,7 +184,7 @@ class MasterWatch:
             try:
                 follower.master_changed()
             except Exception as error:  # one that is being closed just now
-                logger.debug("Cannot tell %r of another master: %s", follower, error)
+                logger.debug("Cannot tell %r about another master: %s", follower, error)
 
     # In a thread for each Sentinel.
 
@@ -199,14 +199,14 @@ class MasterWatch:
                 time.sleep(RETRY_SECONDS)
 
     def _cannot_hear(self, sentinel: Address, error: Exception) -> None:
-        logger.debug("Cannot listen to Sentinel %s:%d: %s", *sentinel, error)
+        logger.debug("Cannot subscribe to Sentinel %s:%d: %s", *sentinel, error)
         with self._lock:
             self._unheard[sentinel] = f"{sentinel[0]}:{sentinel[1]}: {error}"
             if self._has_warned or len(self._unheard) < len(self._sentinels):
                 return
             self._has_warned, errors = True, "; ".join(self._unheard.values())
         logger.warning(
-            "None of the Sentinels of %r can be listened to. Until one can, messages may be lost "
+            "Cannot subscribe to any of the Sentinels of %r. Until that works, messages may be lost "
             "in a planned failover. A user of the Sentinels needs %s. (%s)",
             self.name,
             RIGHTS,

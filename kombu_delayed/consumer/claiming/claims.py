@@ -110,7 +110,7 @@ class Claims:
             self._qos.outbox.flush(self._store, self._session.lease)
             self._store.claimable.announce_soon(queue)
         except UNREACHABLE as error:
-            logger.info("Other consumers of queue %r look by themselves: %s", queue, error)
+            logger.info("Other consumers of queue %r will only notice by polling: %s", queue, error)
 
     def take_back(self) -> list[Unbegun]:
         """Take what was claimed and not handed out away from this consumer. From any thread."""

@@ -47,7 +47,7 @@ REFUSED_SECONDS = 5.0
 CLOCK_GRAIN_MS = 0.3
 
 
-#: In place of an expiry: the queue deletes itself when nobody consumes it.
+#: In place of an expiry: the queue deletes itself when no worker consumes it.
 AUTO_DELETE = -1
 
 #: More between the server's clock and ours means that one of them was set.

@@ -189,7 +189,7 @@ class Lease:
         try:
             self.progress.check(self.store, self.consumer)
         except UNREACHABLE as error:  # the next step tries again; renewals do not wait for it
-            logger.info("Cannot give back what has not begun now: %s", error)
+            logger.info("Cannot return messages that have not started now: %s", error)
 
     def _keep(self, queues: list[str]) -> float:
         if self.lost or not queues:

@@ -31,9 +31,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Delay:
-    """The message waits until a time, in ms since the epoch. Then the policy is asked again.
+    """The message waits until a time, in ms since the epoch. Then policies are checked again.
 
-    With a `mark`, who decides can see then that this has happened.
+    The policy then finds the `mark` in `Message.marks`.
     """
 
     until_ms: int

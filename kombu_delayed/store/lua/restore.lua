@@ -9,7 +9,7 @@
 --   ledger_seconds: 0: no ledger
 --   entries: member, priority step + due_ms + message; …
 -- include: clock waiting buckets bucket_add backlog gather events unique past_ledgers ledger
--- returns as text: restored, already there or dealt with before; O(log n) a message
+-- returns as text: restored, already done before; O(log n) a message
 local before = earliest()
 local first
 local counts = {0, 0}

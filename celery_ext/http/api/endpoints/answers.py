@@ -36,7 +36,7 @@ def give_answer(call: Call) -> Response:
     if outcome == LATE:
         raise Problem(409, "another answer, or the timeout, was first")
     if outcome == UNKNOWN:
-        raise Problem(404, "nobody expects an answer under this key")
+        raise Problem(404, "no task expects an answer under this key")
     return Json({"key": key, "outcome": outcome}, 202 if outcome == EARLY else 200)
 
 

@@ -80,7 +80,9 @@ async def create_tasks(call: Call) -> Response:
 
 
 def _cut_off(number: int) -> bytes:
-    problem = Problem(413, "the answer is too long: this line and those behind it were not read")
+    problem = Problem(
+        413, "the answer is too long: this line and those after it were not processed"
+    )
     return (encode({"line": number, "problem": problem.as_dict()}) + "\n").encode()
 
 

@@ -111,7 +111,7 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
         raise Problem.of_field("due", "ready tasks can only be moved to a later time")
     if choice.cursor is not None and choice.delay is not None:
         # Each request would find what the one before has moved, and move it again.
-        raise Problem.of_field("delay", "to go on from a cursor, give due instead")
+        raise Problem.of_field("delay", "to continue from a cursor, give due instead")
     due_ms, moves = int(at.timestamp() * 1000), call.service.delayed.moves
     due = due_at(due_ms)
     return _change(

@@ -99,7 +99,7 @@ def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator
     """Each shard with each list, from a place on."""
     lists = LISTS[search.state or ""]
     if place[2] and place[2] not in lists:
-        raise Problem.of_field("cursor", "it is not one that this search has given")
+        raise Problem.of_field("cursor", "this search has not returned it")
     for shard in sorted(call.service.shards(call.identity, search.queue)):
         for of in lists:
             if (shard, lists.index(of)) >= (place[0], lists.index(place[2]) if place[2] else 0):
@@ -158,5 +158,5 @@ def ready_page(
 
 def _number(step: str) -> int:
     if not step.isdecimal() or len(step) > 3:
-        raise Problem.of_field("cursor", "it is not one that this search has given")
+        raise Problem.of_field("cursor", "this search has not returned it")
     return int(step)

@@ -231,7 +231,7 @@ def get_history(call: Call) -> dict[str, Any]:
     """The steps of a task over all attempts, as workers have recorded them."""
     found = history_of(call.service, call.identity, call.id, call.query.queue)
     if found is None:
-        raise Problem(404, "no worker has recorded anything of such a task")
+        raise Problem(404, "no worker has recorded this task")
     return found.as_dict()
 
 

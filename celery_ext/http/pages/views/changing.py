@@ -166,7 +166,7 @@ def apply(visit: Visit, form: Form) -> Response:
     verb = form.verb(VERBS)
     target = target_of(form) if verb == "move" else None
     if verb == "move" and target is None:
-        raise Problem.of_field("by", "say how far, or to what time")
+        raise Problem.of_field("by", "choose by how long, or to what time")
     on_delayed, on_ready = _changes(visit, form, verb, target)
     choice, (back, given) = _choose(visit, form), _origin(form)
     count = len(choice.infos)

@@ -48,7 +48,7 @@ WORDS = {
     "started": "Started",
     "overran": "Ran over its time limit: its worker's pool cannot end it",
     "succeeded": "Succeeded",
-    "retrying": "To be tried again",
+    "retrying": "To be retried",
     "timed out": "Stopped by its time limit",
     "lost": "Lost: its process died",
     "revoked": "Revoked",
