@@ -93,7 +93,7 @@ def test_a_sentinel_instead_of_a_server(group: Group, connect: Connect) -> None:
     [
         (
             "",
-            r"delayed\+sentinel:// needs the transport option master_name; the Sentinels know 'mymaster'",
+            r"delayed\+sentinel:// needs the transport option master_name; there is 'mymaster'",
         ),
         ("other", "the Sentinels know no master 'other', .* master_name; they know 'mymaster'"),
     ],

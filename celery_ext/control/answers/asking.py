@@ -40,7 +40,7 @@ _making = threading.Lock()
 class Expectation:
     """An expectation and its state: "open", or how it ended.
 
-    It ends as "answered" or "failed" (also if the answer came first), "timed_out" or "cancelled".
+    It ends as "answered" or "failed" (even if the answer came first), "timed_out" or "cancelled".
     """
 
     key: str

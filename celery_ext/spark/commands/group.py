@@ -124,7 +124,7 @@ job_options = all_of(
     ),
     click.option(
         "--latency-budget-ms",
-        help="Pause while the broker answers this many ms later than its best. 0: never. Default: 1.",
+        help="Pause while the broker answers this many ms later than its best. 0: off. Default: 1.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print the counts as a line of JSON."),
 )

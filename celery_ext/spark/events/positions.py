@@ -117,8 +117,8 @@ class Loss:
     def _of_another(self) -> str:
         return (
             f"the lifecycle events of queue {label(self.queue)!r} were deleted and started again: "
-            f"the checkpoint is at {self.position}, and the last one is {self.stream.end} now. Events "
-            "in between are lost. To continue, set fail_on_data_loss=false"
+            f"the checkpoint is at {self.position}, and the last one is {self.stream.end} now. "
+            "Events in between are lost. To continue, set fail_on_data_loss=false"
         )
 
 

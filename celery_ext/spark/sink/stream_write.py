@@ -67,8 +67,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(_BATCH) if context else None
         if not query or not batch:
             raise OptionError(
-                "Spark does not provide the query and the number of this batch; write with foreachBatch "
-                "and schedule, and give a job_id with the number of the batch in it"
+                "Spark does not provide the query and the number of this batch; write with "
+                "foreachBatch and schedule, and give a job_id with the number of the batch in it"
             )
         return query, int(batch)
 

@@ -68,7 +68,7 @@ class Sentinels(sentinel.Sentinel):
 def _unknown(service_name: str, known: Iterable[str]) -> str:
     names = ", ".join(repr(name) for name in sorted(known)) or "none"
     if not service_name:
-        return f"delayed+sentinel:// needs the transport option master_name; the Sentinels know {names}"
+        return f"delayed+sentinel:// needs the transport option master_name; there is {names}"
     return (
         f"the Sentinels know no master {service_name!r}, the value of the transport option "
         f"master_name; they know {names}"

@@ -206,8 +206,8 @@ class MasterWatch:
                 return
             self._has_warned, errors = True, "; ".join(self._unheard.values())
         logger.warning(
-            "Cannot subscribe to any of the Sentinels of %r. Until that works, messages may be lost "
-            "in a planned failover. A user of the Sentinels needs %s. (%s)",
+            "Cannot subscribe to any of the Sentinels of %r. Until that works, messages may be "
+            "lost in a planned failover. A user of the Sentinels needs %s. (%s)",
             self.name,
             RIGHTS,
             errors,

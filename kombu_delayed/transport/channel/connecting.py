@@ -192,7 +192,7 @@ class ConnectingChannel(stock.Channel):
             number = -1
         if number < 0:
             raise UrlError(
-                f"the database in the broker URL must be a number, 0 or more, not {where.virtual_host!r}"
+                f"the database in the broker URL must be 0 or more, not {where.virtual_host!r}"
             )
         return number
 
