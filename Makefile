@@ -97,6 +97,8 @@ release: .venv/.stamp-release
 		--output-file dist/kombu-delayed.cdx.json .venv/bill/bin/python
 	cd dist && sha256sum * >SHA256SUMS
 	@ls dist
+	@grep -q '^repository = "http' pyproject.toml || \
+		echo "Set repository in pyproject.toml before you upload: links are relative without it."
 
 docs: .venv/.stamp-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site

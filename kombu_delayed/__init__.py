@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .store.store import Store
     from .transport.transport import Transport
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 __all__ = ["DeadLetters", "DelayedError", "Options", "Store", "Transport", "__version__"]
 
 _HOMES = {

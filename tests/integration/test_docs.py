@@ -133,13 +133,11 @@ def test_quickstart(run: RunPage, client: redis.Redis) -> None:
     assert client.zcard("{celery}:partitions") == 1
 
 
-def test_readme(run: RunPage, server: Server) -> None:
-    url = run("README.md", "readme")["broker_url"]
-    assert url == f"delayed+redis://127.0.0.1:{server.port}/0"
-    with Celery("readme", broker=url, set_as_current=False) as app:
-        app.send_task("later", countdown=30)
-        with server.client() as client:
-            assert client.hlen("{celery}:messages") == 1
+def test_readme(run: RunPage, server: Server, client: redis.Redis) -> None:
+    found = run("README.md", "tasks")
+    assert found["broker_url"] == f"delayed+redis://127.0.0.1:{server.port}/0"
+    found["remind"].apply_async(("Ada",), countdown=30)
+    assert client.hlen("{celery}:messages") == 1
 
 
 def test_metrics(run: RunPage) -> None:
