@@ -129,7 +129,7 @@ class QueueKeys:
 
     @cached_property
     def wake(self) -> str:
-        """Sorted set of wake tokens -> when to claim; on a Cluster also of waiting consumers."""
+        """Sorted set of wake tokens, on a Cluster with waiting consumers -> when to claim."""
         return self._tagged("wake")
 
     @cached_property
