@@ -283,7 +283,7 @@ def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[Rea
     "POST", "/{id}/terminate", "admin", {202: TaskState}, query=OneQueue, problems=(404, 409)
 )
 def terminate_task(call: Call) -> Response:
-    """End the process that runs a task. Workers do it once they have received this."""
+    """End the process that runs a task, as soon as its worker receives the request."""
     call.note("terminate", call.id)
     return Json(terminate(call, call.id, call.query.queue), 202)
 
@@ -294,7 +294,7 @@ def terminate(call: Call, id: str, queue: str | None) -> State:
     if found is None:
         raise Problem(404, "there is no such task")
     if not call.service.delayed.terminate(id, found["queue"]):
-        raise Problem(409, f"no worker is recorded to run the task: it is {found['status']}")
+        raise Problem(409, f"no worker has recorded that it runs the task: it is {found['status']}")
     return found
 
 
