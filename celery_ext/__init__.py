@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .lazy import names_of
+from .app.lazy import names_of
 
 if TYPE_CHECKING:
     from .app import signals
     from .control.answers.answering import fail, respond
     from .control.answers.asking import Expectation, expect
     from .control.bulk.schedule import BulkReport
-    from .control.change_many import Outcome
+    from .control.changes.change_many import Outcome
     from .control.delayed import Delayed
     from .control.unique import AlreadyDelayed, UniqueTask, unique_headers
     from .errors import BackupError, BrokerError, BulkError, QueryError
@@ -52,7 +52,7 @@ __getattr__ = names_of(
         "control.answers.answering": ["fail", "respond"],
         "control.answers.asking": ["Expectation", "expect"],
         "control.bulk.schedule": ["BulkReport"],
-        "control.change_many": ["Outcome"],
+        "control.changes.change_many": ["Outcome"],
         "control.delayed": ["Delayed"],
         "control.unique": ["AlreadyDelayed", "UniqueTask", "unique_headers"],
         "errors": ["BackupError", "BrokerError", "BulkError", "QueryError"],

@@ -147,7 +147,7 @@ def keys_page() -> str:
     lines.append("\nIts shards are the queues `q\\x1f1`, `q\\x1f2`, …; shard 0 is `q` itself.")
     lines.append(
         "On a Cluster a shard's keys have a number after that name, `{q\\x1f1\\x1f…}:…`, which is "
-        "chosen for its slot: `kombu_delayed.store.shard_placement.hash_tag`."
+        "chosen for its slot: `kombu_delayed.store.calls.shard_placement.hash_tag`."
     )
     return "\n".join(lines) + "\n"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from celery import Celery
 
-from kombu_delayed.store.outcomes import Kept
+from kombu_delayed.store.outcomes.records import Kept
 
 from .settings import option, parse
 

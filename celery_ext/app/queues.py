@@ -9,8 +9,8 @@ from celery import Celery
 
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.ready_index import ReadyIndex
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.inspection.ready.index import ReadyIndex
+from kombu_delayed.store.calls.shards import queue_of
 
 from ..errors import QueryError
 from ..tasks.results import store_revoked

@@ -16,9 +16,9 @@ from typing import Any
 from celery import Celery
 from celery.utils.log import get_logger
 
-from kombu_delayed.store import instrumentation
-from kombu_delayed.store.outcomes import ALIVE_SECONDS, BEAT_SECONDS, Note, Outcomes
-from kombu_delayed.store.tallies import Tallies
+from kombu_delayed.store.calls import instrumentation
+from kombu_delayed.store.outcomes.records import ALIVE_SECONDS, BEAT_SECONDS, Note, Outcomes
+from kombu_delayed.store.outcomes.tallies import Tallies
 
 from ..errors import BROKER_FAILS
 from ..tasks.failures import TRACEBACK_LENGTH

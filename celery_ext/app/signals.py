@@ -28,8 +28,8 @@ from celery.utils.dispatch import Signal
 from celery.utils.log import get_logger
 
 from kombu_delayed.message.envelope import eta_to_ms
-from kombu_delayed.store import instrumentation
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls import instrumentation
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import Store
 
 from ..errors import BROKER_FAILS

@@ -22,8 +22,8 @@ from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.inspection.doctor import Finding
 from kombu_delayed.message import zstd
 from kombu_delayed.message.durations import length_text
+from kombu_delayed.store.calls.shards import label
 from kombu_delayed.store.queue_metrics import Metrics
-from kombu_delayed.store.shards import label
 from kombu_delayed.transport.server_checks import inspect, numbers_of
 
 #: The oldest versions that work.

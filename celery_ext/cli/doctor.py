@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from kombu_delayed.inspection.doctor import Doctor, Finding, examine_format, examine_server, upgrade
-from kombu_delayed.store.shards import label, queue_of
+from kombu_delayed.store.calls.shards import label, queue_of
 
 from ..tasks.formatting import number, plain, queue_data, queues_word, table
 from .checkup import check_up, checks_table

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.queue_metrics import fold
-from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT, Store
 
 from ..errors import QueryError

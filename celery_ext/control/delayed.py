@@ -22,20 +22,20 @@ from ..tasks.task_info import TaskInfo
 from ..tasks.times import from_now_ms, to_ms
 from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
-from .bulk.redirect import Redirect
 from .bulk.schedule import BulkReport, schedule_many
-from .change import Change, change
-from .change_many import DuePlan, Outcome, change_many, pages
+from .changes.change import Change, change
+from .changes.change_many import DuePlan, Outcome, change_many, pages
+from .changes.moves import NOW, Moves, due_at
+from .changes.ready import ReadyTask, change_ready, matching
+from .changes.redirect import Redirect
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
-from .limits import LimitInfo, gate_usage, limits
-from .moves import NOW, Moves, due_at
 from .outcomes import Length, Meant, histories, look_up, newest, recorded
-from .overrides import reset_limit, set_limit
-from .partial_pauses import Part, pause, pauses, resume
-from .pauses import QueuePause
-from .policies import Policies
-from .ready import ReadyTask, change_ready, matching
+from .policies.declared import Policies
+from .policies.limits import LimitInfo, gate_usage, limits
+from .policies.overrides import reset_limit, set_limit
+from .policies.partial_pauses import Part, pause, pauses, resume
+from .policies.pauses import QueuePause
 
 
 class Delayed(Queues):

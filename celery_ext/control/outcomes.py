@@ -15,8 +15,8 @@ from kombu_delayed.inspection.lookup import (
     lookup_by_reading,
 )
 from kombu_delayed.message.durations import parse_length
-from kombu_delayed.store.caller import chunks
-from kombu_delayed.store.outcomes import LISTS, Outcomes
+from kombu_delayed.store.calls.caller import chunks
+from kombu_delayed.store.outcomes.records import LISTS, Outcomes
 
 from ..app.queues import Queues
 from ..app.settings import suggestion

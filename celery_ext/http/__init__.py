@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..lazy import names_of
+from ..app.lazy import names_of
 
 if TYPE_CHECKING:
     from .app import Api

@@ -24,21 +24,18 @@ from .api.endpoints import (
     bulk_change,
     dead_letters,
     event_stream,
-    export,
-    limits,
     metrics_page,
-    pauses,
     queues,
-    search,
     tasks,
-    tenants,
 )
+from .api.endpoints.lists import export, search
+from .api.endpoints.rules import limits, pauses, tenants
 from .api.openapi import document
 from .api.operations import Operation, endpoint
 from .auth.rate_limit import WRONG_TOKENS_PER_SECOND, RateLimit
 from .callbacks.jobs import register
 from .dialects import delayedqueue, later
-from .middleware import Middleware
+from .middleware.middleware import Middleware
 from .options import HttpOptions
 from .pages.site import Site
 from .problems import Problem, answer, problem_of
@@ -96,8 +93,10 @@ class Api:
                 *(_route(self.service, each) for each in OPERATIONS),
                 *site.routes,
                 Route("/openapi.json", self._openapi),
-                Route("/docs", partial(_file, name="docs_page.html", kind="text/html")),
-                Route("/docs.js", partial(_file, name="docs_page.js", kind="text/javascript")),
+                Route("/docs", partial(_file, name="serving/docs_page.html", kind="text/html")),
+                Route(
+                    "/docs.js", partial(_file, name="serving/docs_page.js", kind="text/javascript")
+                ),
                 Route("/healthz", self._health),
             ],
             exception_handlers=_HANDLERS,

@@ -21,8 +21,8 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from kombu_delayed.connection.forks import in_children
-from kombu_delayed.store import instrumentation
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls import instrumentation
+from kombu_delayed.store.calls.shards import queue_of
 
 from .names import BROKER, METRICS, PREFIX, Metric
 

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES, Declared, Delay
-from kombu_delayed.store.policies import PAUSED
+from kombu_delayed.store.policies.declared import PAUSED
 
 from .apps import OPTION, Apps
 from .limits.gated import Gated

@@ -11,7 +11,7 @@ from celery import Celery
 from kombu_delayed.consumer.policy.decisions import Arrival
 from kombu_delayed.inspection.gate_usage import Holder, holders, slots_in_use
 from kombu_delayed.message.ticket import slots_in
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 
 from ..tasks.body import read_body
 from ..tasks.task_info import TaskInfo

@@ -13,8 +13,8 @@ from celery.utils.log import get_logger
 from kombu_delayed.consumer.policy import decisions
 from kombu_delayed.consumer.policy.decisions import Arrival, Decision, Declared, Plan, Run
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
-from kombu_delayed.store.policies import as_text, parsed
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
+from kombu_delayed.store.policies.declared import as_text, parsed
 
 from ..tasks.results import store_outcome
 from .apps import LOOK_SECONDS, Apps

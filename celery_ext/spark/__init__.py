@@ -47,8 +47,8 @@ FORMAT = "kombu_delayed"
 
 
 def session(**conf: Any) -> SparkSession:
-    """The active Spark session, or a new one on this machine: see `celery_ext.spark.java`."""
-    from .java import session
+    """The active Spark session, or a new one on this machine (`celery_ext.spark.commands.java`)."""
+    from .commands.java import session
 
     return session(**conf)
 

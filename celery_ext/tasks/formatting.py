@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kombu_delayed.message.durations import length_text
-from kombu_delayed.store.shards import is_shard, number_of, queue_of
+from kombu_delayed.store.calls.shards import is_shard, number_of, queue_of
 
 from .task_info import TaskInfo
 

@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from kombu_delayed.store.outcomes import Known
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
+from kombu_delayed.store.outcomes.records import Known
 
 from .times import from_ms
 

@@ -14,7 +14,7 @@ from kombu_delayed.inspection.lookup import Found
 from kombu_delayed.message import clock
 from kombu_delayed.message.packing import Glance
 from kombu_delayed.message.wait import Wait
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 
 from .arguments import arguments_of
 from .history import Step, TaskHistory

@@ -18,12 +18,12 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
-from .draining import Draining, await_threads
+from .shutdown.draining import Draining, await_threads
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
 REQUEST, POOLED_REQUEST = (
-    "celery_ext.worker.request:Request",
-    "celery_ext.worker.request:PooledRequest",
+    "celery_ext.worker.requests.request:Request",
+    "celery_ext.worker.requests.request:PooledRequest",
 )
 
 
@@ -32,8 +32,8 @@ class Inspection(bootsteps.Step):
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         # Only workers need Celery's worker modules.
-        import_module("celery_ext.worker.inspect")
-        import_module("celery_ext.worker.hold")
+        import_module("celery_ext.worker.remote.inspect")
+        import_module("celery_ext.worker.requests.hold")
         super().__init__(parent, **kwargs)
 
 

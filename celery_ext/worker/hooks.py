@@ -25,7 +25,7 @@ def extend_workers(app: Celery) -> None:
     """
     from .bootsteps import Events, GiveBack, OwnRequests
     from .own_tasks import OwnTasks
-    from .remote_control_loop import RemoteControlLoop
+    from .remote.remote_control_loop import RemoteControlLoop
 
     app.steps["consumer"].update({Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop})
     app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may bring some along
@@ -45,7 +45,7 @@ def show_metrics(app: Celery) -> None:
 def let_late_results_expire(app: Celery) -> None:
     """Let no result for `rpc://` stay for ever that nobody fetches; twice is safe."""
     if str(app.conf.result_backend).startswith("rpc"):
-        from .late_results import install
+        from .requests.late_results import install
 
         install()
 

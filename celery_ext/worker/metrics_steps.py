@@ -15,8 +15,8 @@ from .bootsteps import POOLED_REQUEST, REQUEST, OwnRequests
 logger = get_logger(__name__)
 
 _MEASURED = {
-    REQUEST: "celery_ext.worker.measured_requests:MeasuredRequest",
-    POOLED_REQUEST: "celery_ext.worker.measured_requests:MeasuredPooledRequest",
+    REQUEST: "celery_ext.worker.requests.measured_requests:MeasuredRequest",
+    POOLED_REQUEST: "celery_ext.worker.requests.measured_requests:MeasuredPooledRequest",
 }
 
 

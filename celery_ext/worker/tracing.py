@@ -9,7 +9,7 @@ from celery.signals import before_task_publish, task_prerun
 from opentelemetry import propagate, trace
 
 from kombu_delayed.message.envelope import eta_to_ms
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 
 __all__ = ["instrument", "uninstrument"]
 

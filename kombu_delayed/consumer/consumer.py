@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE, FormatError
 from .claiming.sources import Source
+from .lease.standstill import Progress, Unbegun
 from .outliving_tasks import Remaining, remain
 from .part import Part
 from .policy.admission import Claimed
-from .standstill import Progress, Unbegun
 
 if TYPE_CHECKING:
     from ..connection.wakeup import WakeConnection

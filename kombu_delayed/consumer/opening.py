@@ -12,7 +12,7 @@ from ..connection.native import get_logger
 from ..errors import CompressionError, MessageError, NotReplicated
 from ..message.compressing import MARK
 from ..message.envelope import Due, Envelope, WaitedHeaders, due, hide_eta, open_envelope
-from ..store import instrumentation
+from ..store.calls import instrumentation
 from ..store.store import Entry
 from .claiming.sources import ServerClock
 from .policy.admission import Claimed

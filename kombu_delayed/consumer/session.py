@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from ..connection.native import get_logger
 from ..connection.options import Options
 from ..errors import UNREACHABLE
-from ..store import instrumentation
+from ..store.calls import instrumentation
 from ..store.store import Store
 from .lease.lease import Lease
+from .lease.standstill import Progress
 from .policy.decisions import Rules
-from .standstill import Progress
 from .unacked import QoS
 
 logger = get_logger(__name__)

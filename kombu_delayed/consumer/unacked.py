@@ -8,9 +8,9 @@ from typing import Any
 from kombu.transport import virtual
 
 from ..message.envelope import REASON_LENGTH, UNREADABLE_BODY
+from .lease.standstill import Unbegun
 from .outbox import ACK, BURY, GIVE_BACK, RELEASE, REQUEUE, Done, Outbox
 from .policy.slots import Slots
-from .standstill import Unbegun
 
 
 class Message(virtual.Message):

@@ -15,10 +15,10 @@ from ..message.envelope import Kept, open_kept, step_char
 from ..message.packing import Glance, glance, unpack
 from ..message.ticket import lane_in, reason_of
 from ..message.zstd import Codec
-from ..store.caller import without_errors
+from ..store.calls.caller import without_errors
+from ..store.calls.scripts import Call
 from ..store.global_limits import is_pool
 from ..store.keys import literal
-from ..store.scripts import Call
 from ..store.store import CALL_LIMIT, Store, chunks
 
 #: Messages that one call looks at.

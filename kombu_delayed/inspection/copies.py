@@ -12,7 +12,7 @@ from typing import Any
 from ..connection.commands import numbers
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE
-from ..store.scripts import Call, whole
+from ..store.calls.scripts import Call, whole
 from ..store.store import Store, chunks
 from .backlog import Backlog, Move, Waiting, waiting_in
 

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from ..errors import DelayedError
-from ..store.shards import number_of, queue_of, shard_name
+from ..store.calls.shards import number_of, queue_of, shard_name
 from ..store.store import Store
 
 __all__ = ["EVENTS", "VERSION", "Event", "newest", "pages", "read"]

@@ -11,8 +11,8 @@ from typing import Any
 from ..connection.commands import pairs
 from ..errors import MessageError
 from ..message.envelope import open_envelope
+from ..store.calls.scripts import Call
 from ..store.keys import QueueKeys
-from ..store.scripts import Call
 from ..store.store import Store
 from .backlog import Backlog, Waiting, reasons, waiting_of
 

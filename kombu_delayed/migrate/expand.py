@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..inspection.ready import ReadyLists
+from ..inspection.ready.lists import ReadyLists
 from .migration import Migration
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..store.shards import is_shard, queue_of
+from ..store.calls.shards import is_shard, queue_of
 from ..store.store import CALL_LIMIT
 from .migration import Migration
 

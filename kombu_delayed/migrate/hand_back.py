@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MessageError
 from ..message.envelope import due, open_envelope, open_kept
 from ..message.packing import unpack
-from ..store.shards import queue_of
+from ..store.calls.shards import queue_of
 from ..store.store import CALL_LIMIT
 from .dead import dead_steps
 from .expand import expand_steps

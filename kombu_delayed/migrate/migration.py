@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..errors import UrlError
+from ..store.calls.scripts import whole
+from ..store.calls.shards import label
 from ..store.keys import literal
-from ..store.scripts import whole
-from ..store.shards import label
 from ..store.store import Store
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..connection.commands import numbers
-from .caller import Caller, without_errors
+from .calls.caller import Caller, without_errors
+from .calls.scripts import Call
 from .global_limits import Lack
-from .scripts import Call
 
 
 class Delivered(NamedTuple):

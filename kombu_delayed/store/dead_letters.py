@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..connection.commands import pairs
 from ..message import clock
 from ..message.wait import Wait
-from .caller import Caller, chunks
+from .calls.caller import Caller, chunks
 
 
 @dataclass(frozen=True)

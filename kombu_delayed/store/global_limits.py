@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .caller import Caller
-from .scripts import Call
+from .calls.caller import Caller
+from .calls.scripts import Call
 
 _POOL = "kombu-delayed-limit:"
 

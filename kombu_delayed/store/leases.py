@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from ..connection.cluster.connection import SlotMoves
 from ..connection.native import get_logger
 from ..errors import NodeDown
-from . import instrumentation
-from .caller import CALL_LIMIT, Caller, chunks
-from .scripts import Call
+from .calls import instrumentation
+from .calls.caller import CALL_LIMIT, Caller, chunks
+from .calls.scripts import Call
 
 logger = get_logger(__name__)
 

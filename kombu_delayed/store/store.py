@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 from ..message.envelope import Entry
 from ..message.ticket import Gate
 from ..message.wait import NO_WAIT, Wait
-from . import instrumentation
-from .caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
+from .calls import instrumentation
+from .calls.caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
+from .calls.scripts import Call
 from .claimable import Claimable, Delivered
 from .dead_letters import DeadLetters
 from .global_limits import lacks
 from .leases import Leases
-from .overrides import Overrides
-from .pauses import Pauses
-from .policies import PolicyRecords
+from .policies.declared import PolicyRecords
+from .policies.overrides import Overrides
+from .policies.pauses import Pauses
 from .queue_metrics import SPANS_MS, Metrics
-from .scripts import Call
 
 __all__ = ["CALL_LIMIT", "Delivered", "Entry", "Limits", "Scheduled", "Size", "Store"]
 __all__ += ["UniqueOutcome", "chunks", "delivered", "unique_listeners"]

@@ -17,7 +17,7 @@ from importlib.resources import files
 
 from ..message import clock
 from ..message.envelope import eta_to_ms
-from ..store.scripts import Script
+from ..store.calls.scripts import Script
 from .broker import Broker
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

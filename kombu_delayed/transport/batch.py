@@ -12,9 +12,9 @@ from redis.exceptions import AskError, ResponseError, TryAgainError
 from ..connection.commands import pack
 from ..connection.connection import ServerConnection
 from ..errors import NotReplicated
-from ..store import instrumentation
-from ..store.caller import PLAIN
-from ..store.scripts import FIRST_KEY, whole
+from ..store.calls import instrumentation
+from ..store.calls.caller import PLAIN
+from ..store.calls.scripts import FIRST_KEY, whole
 from ..store.store import CALL_LIMIT, Entry, Store, chunks
 
 #: The verb of the command that waits for replicas.

@@ -16,7 +16,7 @@ from ..connection import format
 from ..connection.native import get_logger
 from ..connection.options import Options
 from ..errors import ReplicaError, ServerError, UrlError, translate
-from ..store.caller import DEFAULT_PARTITION_SIZE
+from ..store.calls.caller import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kombu_delayed.store import caller, leases
+from kombu_delayed.store import leases
 from kombu_delayed.store import store as store_module
+from kombu_delayed.store.calls import caller
 
 
 @pytest.fixture

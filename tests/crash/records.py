@@ -10,7 +10,7 @@ from celery import Celery
 from celery_ext import Delayed
 from celery_ext.control.outcomes import newest
 from celery_ext.tasks.history import Step, TaskHistory
-from kombu_delayed.store.outcomes import ALIVE_SECONDS, Known
+from kombu_delayed.store.outcomes.records import ALIVE_SECONDS, Known
 from tests.crash.crew import Life
 from tests.crash.evidence import DEATHS, Evidence
 from tests.crash.history import NEVER, Execution, Run

@@ -9,8 +9,8 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from kombu_delayed.store.shard_placement import hash_tag
-from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.calls.shard_placement import hash_tag
+from kombu_delayed.store.calls.shards import shard_name
 from tests.crash.faults import Faults, Window
 from tests.crash.reshard import Reshard
 from tests.crash.schedule import CLOCKS

@@ -12,7 +12,7 @@ from redis.exceptions import ConnectionError
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
-from celery_ext.http.api.endpoints import export
+from celery_ext.http.api.endpoints.lists import export
 from tests.kit.http import Serve, all_rows, bearer, bury
 from tests.kit.wait import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.control import limit_usage
+from celery_ext.control.policies import limit_usage
 from celery_ext.policies import Drain, Fair, Limit, Message, Run, Running, Shares, Throttler
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import Serve, all_rows, bearer, pages

@@ -12,8 +12,8 @@ from celery import Celery
 
 from celery_ext import Delayed, Query
 from celery_ext.errors import QueryError
-from celery_ext.http.api.endpoints import search
-from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from celery_ext.http.api.endpoints.lists import search
+from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from tests.http.test_pages_lists import listed
 from tests.kit.http import all_rows, bury, pages
 from tests.kit.pages import Visitor

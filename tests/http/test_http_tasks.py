@@ -14,9 +14,9 @@ from celery_ext import Delayed
 from celery_ext.http.api import cursors, ready, status
 from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
-from kombu_delayed.inspection import ready_index
+from kombu_delayed.inspection.ready import index as ready_index
 from kombu_delayed.message.envelope import open_envelope
-from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from kombu_delayed.testing import dump
 from tests.kit.http import Serve, all_rows, bury, pages
 from tests.kit.state import all_keys
@@ -444,7 +444,7 @@ def test_search(api: httpx.Client) -> None:
 def test_a_search_that_finds_little_looks_at_a_bounded_number(
     api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_ext.http.api.endpoints.search.LOOKED_AT", 10)
+    monkeypatch.setattr("celery_ext.http.api.endpoints.lists.search.LOOKED_AT", 10)
     rows = [("till.send_mail", (), {}, None, {"countdown": 60 + n}) for n in range(30)]
     delayed.schedule_many([*rows, ("till.charge", (), {}, None, {"countdown": 99})])
     found = pages(api, "/v1/tasks", "tasks", task="till.charge")

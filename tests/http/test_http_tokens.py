@@ -17,8 +17,8 @@ from click.testing import CliRunner
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
-from celery_ext.http.api.endpoints import export
-from celery_ext.http.api.endpoints.search import page_of
+from celery_ext.http.api.endpoints.lists import export
+from celery_ext.http.api.endpoints.lists.search import page_of
 from celery_ext.http.auth import tokens as tokens_module
 from celery_ext.http.auth.tokens import Tokens
 from tests.kit.http import Serve, bury

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from celery_ext import Delayed
 from celery_ext.policies import Limit
-from kombu_delayed.store.tallies import Tallies
+from kombu_delayed.store.outcomes.tallies import Tallies
 from tests.kit.http import api_client
 from tests.kit.servers import Server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.http.api import status
-from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from tests.kit.http import bearer
 from tests.kit.pages import Visitor, sent
 

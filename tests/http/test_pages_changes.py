@@ -11,7 +11,7 @@ from celery import Celery
 from celery_ext import Delayed
 from celery_ext.http.pages import choosing
 from kombu_delayed.message.envelope import open_envelope
-from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from tests.kit.http import bury
 from tests.kit.pages import Page, Visitor, sent
 

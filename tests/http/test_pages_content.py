@@ -12,11 +12,11 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.http.pages.views import backlog
-from celery_ext.http.pages.views.dead import pattern_of
-from celery_ext.http.pages.views.failures import Group
+from celery_ext.http.pages.views.results.dead import pattern_of
+from celery_ext.http.pages.views.results.failures import Group
+from celery_ext.http.pages.views.tasks import backlog
 from celery_ext.policies import Fair, Limit, Policy
-from kombu_delayed.store.tallies import Tallies
+from kombu_delayed.store.outcomes.tallies import Tallies
 from tests.kit.gates import claim, declare
 from tests.kit.http import api_client, bury, make_app
 from tests.kit.pages import Page, Visitor, all_pages

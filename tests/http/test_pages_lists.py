@@ -16,7 +16,8 @@ from celery.schedules import crontab, schedule
 from celery_ext import Delayed
 from celery_ext.control.periodic import periodic_tasks
 from celery_ext.http.pages import sorting
-from celery_ext.http.pages.views import backlog, dead
+from celery_ext.http.pages.views.results import dead
+from celery_ext.http.pages.views.tasks import backlog
 from celery_ext.policies import Limit
 from tests.kit.http import bury
 from tests.kit.pages import Page, Visitor, all_pages, sent

@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from celery_ext.policies import Limit
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.inspection.copies import Copies
-from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.calls.shards import shard_name
 from kombu_delayed.store.store import Store
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Connect, Inbox

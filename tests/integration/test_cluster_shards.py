@@ -16,15 +16,15 @@ from redis.crc import key_slot
 from redis.exceptions import ResponseError
 
 from celery_ext import Delayed, Query
-from celery_ext.control.revoked import Revoked
+from celery_ext.control.changes.revoked import Revoked
 from celery_ext.control.unique import AlreadyDelayed, unique_headers
 from celery_ext.http.auth.tokens import Tokens
 from kombu_delayed.errors import OptionError, UrlError
 from kombu_delayed.inspection.backlog import queues as queues_with_messages
 from kombu_delayed.inspection.doctor import Doctor, examine_server
 from kombu_delayed.migrate import Migration
-from kombu_delayed.store.shard_placement import hash_tag
-from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.calls.shard_placement import hash_tag
+from kombu_delayed.store.calls.shards import shard_name
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.http import make_app as make_shop

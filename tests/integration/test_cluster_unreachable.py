@@ -22,7 +22,7 @@ from kombu_delayed.connection.cluster.nodes import Cluster as Map
 from kombu_delayed.connection.cluster.nodes import Node, _Rest, named_by
 from kombu_delayed.consumer.lease.cluster_lease import Share
 from kombu_delayed.errors import NodeDown, ServerNotReady, UrlError
-from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.calls.shards import shard_name
 from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.sending import publish, queue_of

@@ -14,11 +14,11 @@ import pytest
 from celery import Celery
 from jinja2 import ChoiceLoader, DictLoader
 
-import kombu_delayed.store.scripts as scripts
+import kombu_delayed.store.calls.scripts as scripts
 from celery_ext import Delayed
 from celery_ext.http.pages import render, site, views
 from celery_ext.policies import Policy, PolicyError
-from kombu_delayed.store import caller
+from kombu_delayed.store.calls import caller
 from kombu_delayed.store.store import Store
 from tests.kit.http import api_client, make_app
 from tests.kit.pages import Visitor

@@ -20,7 +20,7 @@ from kombu import Connection, Consumer, Queue
 from celery_ext.policies import HandOver, Limit, Policy, Timeout, Window
 from celery_ext.policies.rules import Rules
 from celery_ext.policies.written import restored, written
-from kombu_delayed.store.policies import PolicyRecord
+from kombu_delayed.store.policies.declared import PolicyRecord
 from tests.kit.policed import OpenApp
 from tests.kit.sentinels import Group
 from tests.kit.servers import Server

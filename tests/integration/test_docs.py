@@ -26,7 +26,7 @@ from celery_ext.policies import Attempt, Bury, Delay, GiveUp, Retry, Run
 from celery_ext.worker import tracing
 from kombu_delayed import Options
 from kombu_delayed.connection.urls import address
-from kombu_delayed.store import instrumentation
+from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.transport.channel.channel import Channel
 from tests.kit.clusters import Cluster
 from tests.kit.servers import Server

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_ext import install
-from celery_ext.worker import inspect
+from celery_ext.worker.remote import inspect
 from tests.kit.extended import MODULE, Bench
 from tests.kit.servers import Server, free_port
 from tests.kit.tasks_app import Settings, make_app

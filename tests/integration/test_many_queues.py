@@ -16,7 +16,7 @@ from kombu.utils.scheduling import priority_cycle
 from redis.connection import Connection as RedisConnection
 
 from kombu_delayed.consumer.consumer import Consumer
-from kombu_delayed.store.scripts import script
+from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.store import Entry, Store
 from kombu_delayed.transport.channel.channel import Channel
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from celery_ext import Delayed, install
-from kombu_delayed.store.outcomes import Kept, Note, Outcomes
-from kombu_delayed.store.tallies import LEVELS, Tally, slots
+from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
+from kombu_delayed.store.outcomes.tallies import LEVELS, Tally, slots
 from tests.kit.clusters import Cluster
 from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server

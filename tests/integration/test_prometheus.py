@@ -28,7 +28,7 @@ from celery_ext.metrics.queues import registry_of
 from celery_ext.metrics.server import MetricsServer, first_free
 from celery_ext.worker.metrics_steps import Exporter
 from kombu_delayed.errors import LeaseLost, OptionError
-from kombu_delayed.store import instrumentation
+from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.extended import Bench, extended
 from tests.kit.http import make_app, serving

@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 from celery_ext import Delayed, Query, QueryError
 from celery_ext.app.signals import task_cancelled, task_rescheduled
 from kombu_delayed.connection.connection import ServerConnection
-from kombu_delayed.inspection import ready as module
+from kombu_delayed.inspection.ready import lists as module
 from tests.kit.extended import Bench
 from tests.kit.heard import heard
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.inspection import ready as lists
-from kombu_delayed.inspection import ready_index as module
-from kombu_delayed.inspection.ready import ReadyLists
-from kombu_delayed.inspection.ready_index import ReadyIndex
+from kombu_delayed.inspection.ready import index as module
+from kombu_delayed.inspection.ready import lists as lists
+from kombu_delayed.inspection.ready.index import ReadyIndex
+from kombu_delayed.inspection.ready.lists import ReadyLists
 from kombu_delayed.store.store import Entry, Store
 
 

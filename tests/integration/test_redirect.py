@@ -12,8 +12,8 @@ from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed, Query, QueryError
 from celery_ext.app.signals import task_cancelled
-from celery_ext.control.bulk import redirect as module
-from celery_ext.control.bulk.redirect import Redirect
+from celery_ext.control.changes import redirect as module
+from celery_ext.control.changes.redirect import Redirect
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.transport.channel.channel import Channel
 from tests.kit.extended import Bench

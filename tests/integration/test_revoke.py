@@ -12,8 +12,8 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.result import AsyncResult, GroupResult
 
 from celery_ext import Query, install
-from celery_ext.control import revoked as revoked_module
-from celery_ext.control.revoked import Revoked
+from celery_ext.control.changes import revoked as revoked_module
+from celery_ext.control.changes.revoked import Revoked
 from kombu_delayed.inspection import backlog as backlog_module
 from tests.kit.extended import Bench
 from tests.kit.servers import Server

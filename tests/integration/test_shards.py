@@ -21,8 +21,8 @@ from kombu_delayed import migrate
 from kombu_delayed.errors import AlreadyDelayed, OptionError
 from kombu_delayed.inspection.dead_letters import DeadLetters
 from kombu_delayed.migrate import Move, ToStock
-from kombu_delayed.store import shards as shards_module
-from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.calls import shards as shards_module
+from kombu_delayed.store.calls.shards import shard_name
 from tests.kit.heard import heard
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger

@@ -18,9 +18,9 @@ from celery_ext import Delayed
 from celery_ext.policies import Fair, Limit, Shares
 from celery_ext.tasks.failures import Failure, write
 from kombu_delayed.message.envelope import open_envelope
-from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
+from kombu_delayed.store.outcomes.tallies import Tallies
 from kombu_delayed.store.store import Store
-from kombu_delayed.store.tallies import Tallies
 from tests.kit.pages import Visitor
 from tests.kit.told import told
 
@@ -120,7 +120,7 @@ def fill_gates(app: Celery) -> None:
         for at in range(1, 30, 10):
             delayed.store.deliver(queue, WORKERS[0], 10, at, lease_ms=LEASE_MS, gate=gate)
     pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
-    with patch("celery_ext.control.policies.caller", lambda: "deploy@ci-2"):
+    with patch("celery_ext.control.policies.declared.caller", lambda: "deploy@ci-2"):
         for queue in GATED:
             delayed.policies.apply(queue)
         delayed.pause("exports", tenant="umbrella", **pauses)

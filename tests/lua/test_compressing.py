@@ -17,8 +17,8 @@ from kombu_delayed.errors import CompressionError, MessageError, OptionError
 from kombu_delayed.inspection.backlog import Backlog, Move, queues
 from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
-from kombu_delayed.inspection.ready import ReadyLists
-from kombu_delayed.inspection.ready_index import ReadyIndex
+from kombu_delayed.inspection.ready.index import ReadyIndex
+from kombu_delayed.inspection.ready.lists import ReadyLists
 from kombu_delayed.message import compressing, zstd
 from kombu_delayed.message.envelope import open_kept
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket

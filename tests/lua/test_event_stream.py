@@ -14,8 +14,8 @@ from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.inspection.events import Event, newest, read
 from kombu_delayed.message.envelope import to_json
 from kombu_delayed.message.wait import Wait
-from kombu_delayed.store import caller, instrumentation
-from kombu_delayed.store.caller import TRIM_CALLS
+from kombu_delayed.store.calls import caller, instrumentation
+from kombu_delayed.store.calls.caller import TRIM_CALLS
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit import claims
 from tests.kit.state import all_keys

@@ -11,7 +11,7 @@ from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.claimable import Delivered
-from kombu_delayed.store.policies import PolicyRecord
+from kombu_delayed.store.policies.declared import PolicyRecord
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import ack, bodies, deliver, free
 from tests.kit.state import message

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from kombu_delayed.store.outcomes import Kept, Known, Note, Outcomes
+from kombu_delayed.store.outcomes.records import Kept, Known, Note, Outcomes
 from kombu_delayed.store.store import Store
 
 AGE_MS = 100_000

@@ -6,8 +6,8 @@ from typing import Any
 
 import redis
 
+from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import http_host, http_host_timeouts, http_host_worker
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Store
 
 

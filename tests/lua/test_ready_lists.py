@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from kombu_delayed.inspection import ready as module
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.ready import Ready, ReadyLists
+from kombu_delayed.inspection.ready import lists as module
+from kombu_delayed.inspection.ready.lists import Ready, ReadyLists
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog

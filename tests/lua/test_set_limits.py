@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store.overrides import Override
+from kombu_delayed.store.policies.overrides import Override
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import bodies, deliver, free
 from tests.kit.state import message

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import redis
 
+from kombu_delayed.store.outcomes.tallies import BOUNDS_MS, LEVELS, Slot, Tallies, Tally, slots
 from kombu_delayed.store.store import Store
-from kombu_delayed.store.tallies import BOUNDS_MS, LEVELS, Slot, Tallies, Tally, slots
 
 #: Five minutes before the end of an hour, a day and a week.
 AT = 604_800 * 3_000 - 300

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.ready import ReadyLists
+from kombu_delayed.inspection.ready.lists import ReadyLists
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import deliver
 from tests.kit.state import message, state

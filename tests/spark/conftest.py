@@ -31,7 +31,7 @@ if not os.environ.get("CI"):
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two cores, and four attempts for each task."""
-    from celery_ext.spark.java import session
+    from celery_ext.spark.commands.java import session
 
     directory = tmp_path_factory.mktemp("spark")
     # Read when the JVM and its Python workers start.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from celery_ext.spark import java, session
+from celery_ext.spark import session
+from celery_ext.spark.commands import java
 
 pytestmark = pytest.mark.thorough
 
@@ -69,7 +70,7 @@ def test_java_of_the_wheel(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("loaded", "unknown"),
     [
-        ("celery_ext.spark, celery_ext.spark.java", {"pyspark", "pyarrow", "py4j"}),
+        ("celery_ext.spark, celery_ext.spark.commands.java", {"pyspark", "pyarrow", "py4j"}),
         ("kombu_delayed.transport.transport", {"pyspark", "celery", "celery_ext.spark"}),
     ],
 )

@@ -17,7 +17,7 @@ from celery_ext import Delayed
 from celery_ext.spark import backlog, schedule
 from celery_ext.spark.backup.transfer import read_backup, restore
 from celery_ext.spark.source.paging import Pager, Span
-from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.calls.shards import shard_name
 from tests.kit.clusters import Cluster, start_cluster
 from tests.kit.limited import OPTIONS, PASSWORD, USER, limited
 from tests.kit.sentinels import SENTINEL_PASSWORD, Group, start_group

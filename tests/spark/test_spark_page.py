@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from celery_ext.spark.events.batches import SCHEMA
 from celery_ext.spark.reports import failures, queries
 from celery_ext.spark.reports.page import ReportError, report
-from kombu_delayed.store.outcomes import Kept, Note, Outcomes
+from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from kombu_delayed.store.store import Store
 
 pytestmark = pytest.mark.thorough

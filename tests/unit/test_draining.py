@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from billiard.connection import Pipe
 
-from celery_ext.worker.draining import Draining
+from celery_ext.worker.shutdown.draining import Draining
 
 
 def test_a_process_that_is_gone_is_not_listened_to() -> None:

@@ -11,7 +11,7 @@ from celery_ext.app import recorder
 from celery_ext.app.outcome_options import OutcomeOptions
 from celery_ext.app.recorder import Recorder, Run
 from celery_ext.tasks.history import TaskHistory
-from kombu_delayed.store.outcomes import Known
+from kombu_delayed.store.outcomes.records import Known
 
 
 @pytest.fixture

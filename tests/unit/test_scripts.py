@@ -8,7 +8,7 @@ import pytest
 import redis
 from redis.exceptions import NoScriptError
 
-from kombu_delayed.store.scripts import Script, script
+from kombu_delayed.store.calls.scripts import Script, script
 
 LUA = files("kombu_delayed.store").joinpath("lua")
 NAMES = sorted(path.name[:-4] for path in LUA.iterdir() if path.name.endswith(".lua"))

@@ -7,9 +7,8 @@ from uuid import UUID
 import pytest
 
 from kombu_delayed.connection.commands import pairs
-from kombu_delayed.store import shards as shards_module
-from kombu_delayed.store.keys import shard_count, shard_counts
-from kombu_delayed.store.shards import (
+from kombu_delayed.store.calls import shards as shards_module
+from kombu_delayed.store.calls.shards import (
     QueueShards,
     Shards,
     is_shard,
@@ -18,6 +17,7 @@ from kombu_delayed.store.shards import (
     queue_of,
     shard_name,
 )
+from kombu_delayed.store.keys import shard_count, shard_counts
 from kombu_delayed.store.store import Store
 
 

@@ -8,11 +8,11 @@ import pytest
 from redis.crc import key_slot
 
 from kombu_delayed.connection.cluster.connection import slot_of
-from kombu_delayed.store import scripts
+from kombu_delayed.store.calls import scripts
+from kombu_delayed.store.calls.scripts import script
+from kombu_delayed.store.calls.shard_placement import hash_tag
+from kombu_delayed.store.calls.shards import is_shard
 from kombu_delayed.store.keys import QueueKeys, bindings, lasting_bindings, shard_count
-from kombu_delayed.store.scripts import script
-from kombu_delayed.store.shard_placement import hash_tag
-from kombu_delayed.store.shards import is_shard
 
 NAMES = sorted(path.stem for path in Path(scripts.__file__).with_name("lua").glob("*.lua"))
 

@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 from redis.crc import key_slot
 
-from kombu_delayed.store.shard_placement import hash_tag, queue_with
-from kombu_delayed.store.shards import shard_name
+from kombu_delayed.store.calls.shard_placement import hash_tag, queue_with
+from kombu_delayed.store.calls.shards import shard_name
 
 NAMES = [f"queue{n}" for n in range(190)] + [f"ü {n}{{" for n in range(10)]
 SLOTS = 16_384

@@ -14,7 +14,6 @@ from celery.signals import worker_init
 from celery.worker.heartbeat import Heart
 
 import celery_ext.cli  # noqa: F401  as Celery's command line does
-from celery_ext.worker import remote_control_loop
 from celery_ext.worker.bootsteps import (
     POOLED_REQUEST,
     REQUEST,
@@ -24,7 +23,8 @@ from celery_ext.worker.bootsteps import (
     OwnRequests,
 )
 from celery_ext.worker.own_tasks import OwnTasks
-from celery_ext.worker.remote_control_loop import RemoteControlLoop
+from celery_ext.worker.remote import remote_control_loop
+from celery_ext.worker.remote.remote_control_loop import RemoteControlLoop
 
 OURS = {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop}
 

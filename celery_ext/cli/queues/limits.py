@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from celery_ext.control.limits import KeyInfo, LimitInfo
+from celery_ext.control.policies.limits import KeyInfo, LimitInfo
 from celery_ext.tasks.formatting import moment, number, plain, remaining, table
 from celery_ext.tasks.times import info_data
 

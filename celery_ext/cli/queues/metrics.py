@@ -10,8 +10,8 @@ from rich.table import Table
 
 from celery_ext.tasks.formatting import number, plain, table
 from kombu_delayed.message.durations import length_text
+from kombu_delayed.store.calls.shards import label, shard_name
 from kombu_delayed.store.queue_metrics import Metrics
-from kombu_delayed.store.shards import label, shard_name
 
 from ..criteria import queue_option
 from ..session import Session, command

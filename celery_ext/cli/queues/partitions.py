@@ -9,7 +9,7 @@ from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection.partitions import Partition
 from kombu_delayed.inspection.partitions import partition_count as count_of
 from kombu_delayed.inspection.partitions import partitions as partitions_of
-from kombu_delayed.store.shards import label
+from kombu_delayed.store.calls.shards import label
 
 from ..criteria import queue_option
 from ..session import Session, command

@@ -8,7 +8,7 @@ from datetime import timedelta
 import click
 from rich.table import Table
 
-from celery_ext.control.pauses import QueuePause
+from celery_ext.control.policies.pauses import QueuePause
 from celery_ext.tasks.formatting import moment, plain, table
 from celery_ext.tasks.times import info_data
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 from rich.table import Table
 
-from celery_ext.control.policies import Described, QueuePolicies, policy_text
+from celery_ext.control.policies.declared import Described, QueuePolicies, policy_text
 from celery_ext.tasks.formatting import moment, plain, table
 from celery_ext.tasks.times import info_data
 

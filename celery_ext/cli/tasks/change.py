@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from celery_ext.app.commands import all_of
-from celery_ext.control.change_many import Outcome
+from celery_ext.control.changes.change_many import Outcome
 from celery_ext.control.delayed import Delayed
 from celery_ext.tasks.formatting import MOVABLE, plain, tasks_table, tasks_word
 from celery_ext.tasks.query import Query

@@ -25,7 +25,7 @@ from celery_ext.tasks.formatting import (
 from celery_ext.tasks.progress import Progress
 from celery_ext.tasks.query import STATES, Query
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.store.outcomes import LISTS
+from kombu_delayed.store.outcomes.records import LISTS
 
 from ..criteria import criteria, queue_option, recorded_options
 from ..session import Session, command

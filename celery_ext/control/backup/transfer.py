@@ -20,8 +20,8 @@ from kombu_delayed.connection.commands import numbers
 from kombu_delayed.errors import translate
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.restore_placement import Item, by_shard
-from kombu_delayed.store.scripts import whole
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.scripts import whole
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
 from kombu_delayed.transport.batch import Pipeline
 

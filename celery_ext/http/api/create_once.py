@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any
 
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.store.scripts import Call
+from kombu_delayed.store.calls.scripts import Call
 from kombu_delayed.store.store import Store
 
 #: How long after its due time an id is remembered.

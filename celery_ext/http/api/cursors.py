@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
 from kombu_delayed.inspection.backlog import NEVER_MS
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 
 from ..auth.identity import Identity
 from ..problems import Problem

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from celery_ext.control.changes.ready import ReadyTask, placed, ready_pages
 from celery_ext.control.outcomes import is_certain
-from celery_ext.control.ready import ReadyTask, placed, ready_pages
-from kombu_delayed.inspection.ready import needles_of
+from kombu_delayed.inspection.ready.lists import needles_of
 
 from ..auth.identity import Identity
 from ..problems import Problem

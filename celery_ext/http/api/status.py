@@ -16,8 +16,8 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.inspection.lookup import Found, lookup_by_reading
-from kombu_delayed.inspection.ready_index import Placed
-from kombu_delayed.store.outcomes import Outcomes
+from kombu_delayed.inspection.ready.index import Placed
+from kombu_delayed.store.outcomes.records import Outcomes
 from kombu_delayed.store.store import Store
 
 from ..auth.identity import Identity

@@ -12,8 +12,8 @@ from celery import Task
 
 from celery_ext.app.broker import own_broker
 from celery_ext.errors import BROKER_FAILS
+from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import http_host, http_host_timeouts, http_host_worker
-from kombu_delayed.store.scripts import script
 
 from ..options import HttpOptions
 

@@ -13,9 +13,9 @@ from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.errors import MessageError
 from kombu_delayed.message.envelope import Entry, open_envelope
 from kombu_delayed.message.ticket import put_ticket
-from kombu_delayed.store import instrumentation
+from kombu_delayed.store.calls import instrumentation
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.claimable import Delivered
-from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import Store
 
 from ..api import cursors

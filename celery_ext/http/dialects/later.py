@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from celery_ext.control.ready import ReadyTask
+from celery_ext.control.changes.ready import ReadyTask
 
 from ..api import create_once
 from ..api.endpoints.tasks import new_id, row_of

@@ -15,7 +15,7 @@ from kombu_delayed.consumer.lease.contact import (
     LONGEST_SILENCE,
 )
 from kombu_delayed.inspection.silence import HTTP_CONSUMER, silence_seconds
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import Store
 
 from ..api import cursors

@@ -11,7 +11,7 @@ from typing import Any
 
 from kombu_delayed.message.envelope import Entry
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
-from kombu_delayed.store.scripts import Call
+from kombu_delayed.store.calls.scripts import Call
 
 from ..api.create_once import OnceStore
 

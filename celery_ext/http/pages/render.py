@@ -13,7 +13,7 @@ from markupsafe import Markup
 from celery_ext.tasks.formatting import away, number
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.message.durations import length_text
-from kombu_delayed.store.shards import label, number_of, queue_of
+from kombu_delayed.store.calls.shards import label, number_of, queue_of
 
 from ..auth.identity import ANYBODY
 from .charts import bars, line

@@ -20,25 +20,12 @@ from ..auth.sessions import Sessions, csrf_of, is_secret, new_secret
 from ..problems import Problem, problem_of
 from ..service.service import Service
 from .render import Renderer
-from .views import (
-    backlog,
-    changing,
-    consumers,
-    dead,
-    failures,
-    limit,
-    overview,
-    partitions,
-    pausing,
-    periodic,
-    policies,
-    replaying,
-    task,
-    tenants,
-    trends,
-)
-from .views.live import stream
+from .views import consumers, overview, partitions, periodic
 from .views.login import Login
+from .views.results import dead, failures, trends
+from .views.rules import limit, pausing, policies, tenants
+from .views.tasks import backlog, changing, replaying, task
+from .views.tasks.live import stream
 from .visit import Action, Form, View, Visit, cookie_of, set_cookie
 
 VIEWS: list[View] = [

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 
-from kombu_delayed.store.shards import CELERY_OWN
+from kombu_delayed.store.calls.shards import CELERY_OWN
 
 from ..api.operations import Call, validated
 from ..auth.sessions import cookie_name

@@ -72,8 +72,8 @@ def run(
 ) -> None:
     """Serve until a signal. Raises ClickException for what the user can put right."""
     try:
-        from ..access_log import show_logs
         from ..app import Api
+        from ..middleware.access_log import show_logs
         from .server import LOOPBACK_HOSTS, is_loopback, make_server
     except ModuleNotFoundError as error:
         raise click.ClickException(

@@ -23,7 +23,7 @@ from rich.progress import Progress, SpinnerColumn
 from rich.table import Table
 
 from celery_ext.app.commands import all_of
-from celery_ext.spark.java import session
+from celery_ext.spark.commands.java import session
 from celery_ext.tasks.formatting import progress_bars
 from kombu_delayed.errors import DelayedError
 

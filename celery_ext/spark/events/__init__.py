@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from celery_ext.lazy import names_of
+from celery_ext.app.lazy import names_of
 
 if TYPE_CHECKING:
     from .archive import log_events, read_archive, watch

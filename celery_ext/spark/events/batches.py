@@ -11,7 +11,7 @@ from pyspark.sql.types import IntegerType, StringType, StructType, TimestampType
 
 from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.inspection.events import told
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import Store
 
 from .positions import Piece

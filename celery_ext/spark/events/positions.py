@@ -15,8 +15,8 @@ from redis.exceptions import ResponseError
 from kombu_delayed.connection.commands import pairs
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.inspection.events import KEPT_MS
-from kombu_delayed.store.scripts import script
-from kombu_delayed.store.shards import label
+from kombu_delayed.store.calls.scripts import script
+from kombu_delayed.store.calls.shards import label
 from kombu_delayed.store.store import Store
 
 #: Events that one call of the server looks at to find the end of a piece: a millisecond.

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import scan
-from kombu_delayed.store.shards import CELERY_OWN
+from kombu_delayed.store.calls.shards import CELERY_OWN
 from kombu_delayed.store.store import Store
 
 from ..connect import connected

@@ -12,9 +12,9 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kombu_delayed.store.calls.scripts import Call
+from kombu_delayed.store.calls.shards import Shards
 from kombu_delayed.store.keys import job_report, job_shards
-from kombu_delayed.store.scripts import Call
-from kombu_delayed.store.shards import Shards
 from kombu_delayed.store.store import Store
 
 from ..options import SCHEDULE

@@ -9,8 +9,8 @@ from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
+from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Store
 
 from ..options import WriteOptions

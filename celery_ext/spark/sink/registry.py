@@ -13,9 +13,9 @@ from typing import Any
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.inspection.backlog import scan
-from kombu_delayed.store.caller import chunks
+from kombu_delayed.store.calls.caller import chunks
+from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
-from kombu_delayed.store.scripts import script
 from kombu_delayed.store.store import Store
 
 from ..options import OPERATIONS

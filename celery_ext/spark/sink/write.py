@@ -21,8 +21,8 @@ from celery_ext.control.bulk.schedule import schedule_many
 from kombu_delayed.connection.commands import numbers
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.restore_placement import by_shard
-from kombu_delayed.store.scripts import Call, whole
-from kombu_delayed.store.shards import is_shard, queue_of
+from kombu_delayed.store.calls.scripts import Call, whole
+from kombu_delayed.store.calls.shards import is_shard, queue_of
 from kombu_delayed.store.store import Store, chunks
 from kombu_delayed.transport.batch import BATCH_BYTES, Pipeline
 

@@ -14,7 +14,7 @@ from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message.envelope import parse_iso8601
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 
 from .paging import Page
 

@@ -18,9 +18,9 @@ from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.global_limits import Lack
 from kombu_delayed.store.store import delivered
 
+from ..lease.standstill import Unbegun
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
-from ..standstill import Unbegun
 from .slow_poll import look
 from .sources import Agenda, Buffer, ServerClock, Source, share_out
 

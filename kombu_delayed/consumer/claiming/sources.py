@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.utils.scheduling import priority_cycle
 
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 
 from ..policy.admission import Claimed
 

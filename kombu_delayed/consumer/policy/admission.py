@@ -23,7 +23,7 @@ from kombu_delayed.errors import (
 )
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate
-from kombu_delayed.store.policies import PolicyRecord, version_of_text
+from kombu_delayed.store.policies.declared import PolicyRecord, version_of_text
 from kombu_delayed.store.store import Store
 
 from .apply import ticketed

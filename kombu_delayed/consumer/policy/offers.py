@@ -6,7 +6,7 @@ from redis import ResponseError
 
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.errors import UNREACHABLE
-from kombu_delayed.store.policies import PolicyRecord
+from kombu_delayed.store.policies.declared import PolicyRecord
 from kombu_delayed.store.store import Store
 
 from ..lease.consumer_id import consumer_id

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from kombu_delayed.connection import native
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.message.ticket import Gate
+from kombu_delayed.store.calls.scripts import Call
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.global_limits import GlobalLimits, Lack, Shared, pool_of, shared
-from kombu_delayed.store.scripts import Call
-from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import Store
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from ...connection.commands import Replicas
 from ...connection.format import Format
 from ...connection.native import has_eventlet
 from ...connection.options import Options
-from ...connection.tls import TlsConnection
 from ...connection.watched import closed_by_others, watched
 from ...consumer.policy import decisions
 from ...consumer.policy.decisions import Rules
@@ -28,6 +27,7 @@ from ...message import zstd
 from ...store.keys import format_version
 from ...store.store import Limits, Store
 from .. import server_checks
+from ..tls import TlsConnection
 
 
 class ConnectingChannel(stock.Channel):

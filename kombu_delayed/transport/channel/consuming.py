@@ -19,7 +19,7 @@ from ...consumer.session import Session
 from ...consumer.unacked import Message, QoS
 from ...errors import UNREACHABLE, FormatError
 from ...message.envelope import check_task
-from ...store.shards import LOOK_SECONDS, is_shard, queue_of
+from ...store.calls.shards import LOOK_SECONDS, is_shard, queue_of
 from .connecting import ConnectingChannel, check_one_shard
 from .handed_out import HandedOut
 

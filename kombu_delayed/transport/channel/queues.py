@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import OptionError
-from ...store.shards import is_shard, number_of, queue_of
+from ...store.calls.shards import is_shard, number_of, queue_of
 from ...store.store import Size
 from .connecting import ConnectingChannel
 

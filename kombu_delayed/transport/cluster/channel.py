@@ -14,8 +14,8 @@ from ...consumer.cluster_consumer import ClusterConsumer
 from ...consumer.consumer import Consumer
 from ...consumer.lease.cluster_lease import ClusterLease
 from ...errors import UNREACHABLE, OptionError
-from ...store.shard_placement import queue_with
-from ...store.shards import queue_of
+from ...store.calls.shard_placement import queue_with
+from ...store.calls.shards import queue_of
 from ..channel.channel import Channel
 from .bindings import ClusterBindings
 from .connecting import ClusterConnectingChannel

@@ -10,12 +10,12 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from celery_ext.control.bulk.redirect import Redirect
-from celery_ext.control.moves import due_at
-from celery_ext.control.ready import ReadyTask
+from celery_ext.control.changes.moves import due_at
+from celery_ext.control.changes.ready import ReadyTask
+from celery_ext.control.changes.redirect import Redirect
 from celery_ext.errors import QueryError
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.store.shards import queue_of
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 
 from ...problems import Problem
@@ -24,9 +24,9 @@ from ..bulk_models import BulkChoice, BulkMove, BulkOutcome, BulkRedirect, BulkR
 from ..models import DeadQuery, Search
 from ..operations import Call, Operations
 from ..status import state_of
-from .by_state import ready_page
 from .dead_letters import letters_page
-from .search import search_page
+from .lists.by_state import ready_page
+from .lists.search import search_page
 
 #: So long one request goes on, and so many of the tasks that it has met are in its answer.
 SECONDS, SAMPLE = 10.0, 10

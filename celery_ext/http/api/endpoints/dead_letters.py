@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from celery_ext.tasks.dead_task import DeadTask
+from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.dead_letters import DeadLetters
-from kombu_delayed.store.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 
 from .. import cursors

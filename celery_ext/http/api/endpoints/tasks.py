@@ -13,8 +13,8 @@ import celery.app.base
 from starlette.responses import Response
 
 from celery_ext.app.routing import routed_queue
-from celery_ext.control.moves import NOW
-from celery_ext.control.ready import ReadyTask
+from celery_ext.control.changes.moves import NOW
+from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.http.callbacks.jobs import BY_STATUS, JOB_TASK, is_job
 from celery_ext.http.callbacks.ssrf_guard import CallbackRefused, check_form
 from celery_ext.http.options import HOW

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from celery_ext.http.api.endpoints.by_state import ready_page
-from celery_ext.http.api.endpoints.search import of_root
+from celery_ext.http.api.endpoints.lists.by_state import ready_page
+from celery_ext.http.api.endpoints.lists.search import of_root
 from celery_ext.http.api.models import Filter
 from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
-from kombu_delayed.store.outcomes import LISTS
+from kombu_delayed.store.outcomes.records import LISTS
 
 from ..visit import Visit
-from .failures import recorded
+from .results.failures import recorded
 
 #: Tasks that are shown, and read of each kind.
 SHOWN, READ = 50, 200

@@ -14,7 +14,7 @@ from ..activity import PARTS, ActivityReader
 from ..alarms import alarms
 from ..readings import COUNT_SECONDS, consumers, forecast, metrics
 from ..visit import Shown, View, Visit, asked
-from .failures import shown_counts
+from .results.failures import shown_counts
 
 #: How far to look ahead: hours, parts, what it is called.
 HORIZONS = {

@@ -1,0 +1,1 @@
+"""Cancelling, changing and moving tasks that have not begun."""

@@ -1,0 +1,192 @@
+"""Another priority, other arguments, another due time for a task while it waits."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from itertools import chain
+from time import time
+from typing import Any
+
+from celery import Celery
+from kombu import compression, serialization
+
+from kombu_delayed.inspection.backlog import Waiting
+from kombu_delayed.message.envelope import to_json
+from kombu_delayed.message.wait import NO_WAIT, Wait
+
+from ...app import signals
+from ...app.queues import Queues
+from ...errors import QueryError
+from ...tasks.body import read_body
+from ...tasks.short_repr import short_repr
+from ...tasks.task_info import TaskInfo
+from ...tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
+from ..bulk.message_template import repr_limits
+from .ready import ReadyTask, amend, ready_tasks
+
+#: How often a message that somebody else changes meanwhile is read again.
+TRIES = 20
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be another one; None: it stays. Raises QueryError for invalid values."""
+
+    countdown: float | None = None
+    eta: datetime | str | None = None
+    priority: int | None = None
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    headers: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if all(getattr(self, each.name) is None for each in fields(self)):
+            names = ", ".join(each.name for each in fields(self))
+            raise QueryError(f"change takes at least one of {names}")
+        if self.countdown is not None and self.eta is not None:
+            raise QueryError("change takes either countdown (seconds) or eta (a time)")
+        if self.priority is not None and type(self.priority) is not int:
+            raise QueryError(f"priority={self.priority!r} is not a whole number")
+        if isinstance(self.args, str) or not isinstance(self.args, (Sequence, type(None))):
+            raise QueryError(f"args takes a list of arguments, not {self.args!r}"[:200])
+        if not isinstance(self.kwargs, (Mapping, type(None))):
+            raise QueryError(f"kwargs takes a dict of arguments, not {self.kwargs!r}"[:200])
+
+    def due_ms(self) -> int | None:
+        """The new due time in ms since the epoch; None: it stays."""
+        if self.eta is not None:
+            return min(max(to_ms("eta", self.eta), 0), LATEST_MS)
+        if self.countdown is not None:
+            return min(max(from_now_ms("countdown", self.countdown), 0), LATEST_MS)
+        return None
+
+
+def change(
+    delayed: Queues,
+    task_id: str,
+    change: Change,
+    queue: str | None,
+    accepts: Callable[[TaskInfo], bool],
+) -> bool:
+    """Change a delayed or ready task that `accepts` is true of; True if it was one.
+
+    Raises QueryError where its arguments cannot be read or written here.
+    """
+    due_ms, changed = change.due_ms(), False
+    names = chain.from_iterable(delayed.where(queue, [task_id], found := set[str]()))
+    for name in names:
+        for member in [waiting.member for waiting in delayed.backlog(name).get(task_id)]:
+            if _change_member(delayed, name, task_id, member, change, due_ms, accepts):
+                found.add(task_id)
+                changed = True
+    if not changed:
+        for task in ready_tasks(delayed, [task_id], queue):
+            changed = _change_ready(delayed, task, change, due_ms, accepts) or changed
+    if changed and due_ms is not None:
+        eta = from_ms(due_ms).isoformat()
+        signals.task_rescheduled.send(sender=delayed.app, task_id=task_id, eta=eta)
+    return changed
+
+
+def _change_member(
+    delayed: Queues,
+    name: str,
+    task_id: str,
+    member: str,
+    change: Change,
+    due_ms: int | None,
+    accepts: Callable[[TaskInfo], bool],
+) -> bool:
+    backlog, channel = delayed.backlog(name), delayed.connection.default_channel
+    for _ in range(TRIES):
+        waiting = next((each for each in backlog.get(task_id) if each.member == member), None)
+        if waiting is None or not accepts(TaskInfo.waiting(name, waiting)):
+            return False
+        payload = _changed(delayed.app, name, waiting, change, due_ms)
+        text, at_ms = to_json(payload), due_ms
+        if at_ms is None:
+            text, at_ms = _as_it_waits(text, waiting), waiting.kept.due_ms
+        step = waiting.kept.step
+        if change.priority is not None:
+            step = channel.priority(channel._get_message_priority(payload, reverse=False))
+        if backlog.revise(waiting, step, text.encode(), at_ms):
+            return True
+    raise QueryError(f"task {task_id} was not changed: other programs keep changing it; try again")
+
+
+def _change_ready(
+    delayed: Queues,
+    task: ReadyTask,
+    change: Change,
+    due_ms: int | None,
+    accepts: Callable[[TaskInfo], bool],
+) -> bool:
+    if not accepts(task.info):
+        return False
+    channel = delayed.connection.default_channel
+
+    def rewrite(payload: dict[str, Any]) -> None:
+        _rewrite(delayed.app, task.info, payload, change, due_ms)
+
+    step = None
+    if change.priority is not None:
+        properties = {"properties": {"priority": change.priority}}
+        step = channel.priority(channel._get_message_priority(properties, reverse=False))
+    is_due = due_ms is not None and due_ms <= time() * 1000
+    return amend(task, rewrite, step=step, due_ms=None if is_due else due_ms)
+
+
+def _changed(
+    app: Celery, name: str, waiting: Waiting, change: Change, due_ms: int | None
+) -> dict[str, Any]:
+    info = TaskInfo.waiting(name, waiting)
+    payload: dict[str, Any] = json.loads(waiting.kept.message)
+    payload.pop("wait", None)
+    _rewrite(app, info, payload, change, due_ms)
+    return payload
+
+
+def _rewrite(
+    app: Celery, info: TaskInfo, payload: dict[str, Any], change: Change, due_ms: int | None
+) -> None:
+    payload.pop("ticket", None)  # it says by which order and limits it waits: it may be another one
+    headers, properties = payload["headers"], payload["properties"]
+    if change.priority is not None:
+        properties["priority"] = change.priority
+    if due_ms is not None and isinstance(headers.get("eta"), str):
+        headers["eta"] = from_ms(due_ms).isoformat()
+    headers.update(change.headers or {})
+    if change.args is not None or change.kwargs is not None:
+        _write_arguments(app, info, payload, change)
+
+
+def _as_it_waits(text: str, waiting: Waiting) -> str:
+    """A changed message whose due time stays: so does what it waits for."""
+    wait = Wait.in_message(waiting.kept.message)
+    return text if wait is NO_WAIT else wait.put_into(text)
+
+
+def _write_arguments(app: Celery, info: TaskInfo, payload: dict[str, Any], change: Change) -> None:
+    body = read_body(app, info)
+    serializer = serialization.registry.type_to_name.get(payload.get("content-type"))
+    if body is None or serializer is None:
+        raise QueryError(
+            f"the arguments of task {info.id} cannot be read here (content type "
+            f"{payload.get('content-type')!r}): they stay as they are"
+        )
+    args = list(body[0] if change.args is None else change.args)
+    kwargs = dict(body[1] if change.kwargs is None else change.kwargs)
+    headers = payload["headers"]
+    _, _, written = serialization.dumps((args, kwargs, body[2]), serializer=serializer)
+    if method := headers.get("compression"):
+        written, _ = compression.compress(written, method)
+    raw = written.encode() if isinstance(written, str) else written
+    encoded = payload["properties"].get("body_encoding") == "base64"
+    payload["body"] = b64encode(raw).decode() if encoded else raw.decode()
+    limits = repr_limits(app)
+    headers["argsrepr"] = short_repr(tuple(args), *limits[0])
+    headers["kwargsrepr"] = short_repr(kwargs, *limits[1])

@@ -1,0 +1,148 @@
+"""Cancels and changes tasks that are ready: they wait for a free worker in Kombu's own lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kombu_delayed.inspection.lookup import Found
+from kombu_delayed.inspection.ready.lists import Ready, ReadyLists, id_of, needles_of
+from kombu_delayed.message.envelope import open_envelope, to_json
+from kombu_delayed.store.calls.shards import queue_of
+
+from ...app.queues import Queues
+from ...tasks.progress import Progress
+from ...tasks.query import Query
+from ...tasks.task_info import TaskInfo
+from ..outcomes import histories, is_certain, newest
+from .change_many import Outcome
+
+
+class ReadyTask(NamedTuple):
+    """A ready task, and where it was found."""
+
+    shard: str
+    lists: ReadyLists
+    ready: Ready
+    info: TaskInfo
+
+
+def ready_pages(
+    queues: Queues, shards: Sequence[str], needles: Sequence[str] = ()
+) -> Iterator[list[ReadyTask]]:
+    """The ready tasks of some shards, in bounded pages: the most urgent first, then the latest."""
+    for shard in shards:
+        lists = queues.ready_index.lists(queues.store, shard)
+        for page in lists.pages(needles):
+            yield [ready_task(shard, lists, each) for each in page if id_of(each.message)]
+
+
+def ready_task(shard: str, lists: ReadyLists, ready: Ready) -> ReadyTask:
+    """A ready message, as the task that it is."""
+    envelope = open_envelope(ready.message, 0)
+    found = Found("ready", shard, ready.step, ready.message, envelope.due_ms)
+    return ReadyTask(shard, lists, ready, replace(TaskInfo.of(found), member=envelope.id))
+
+
+def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterator[ReadyTask]:
+    """The ready tasks with these ids, found by where they were met before, or else by reading.
+
+    An id of which workers have recorded that it is with one, or over, is not looked for.
+    """
+    ids = [id for id in ids if not _is_elsewhere(queues, id, queue)]
+    own = [queue] if queue else [*queues.app.amqp.queues] if ids else []
+    shards = [shard for name in own for shard in queues.store.shards.all(name)]
+    found = set[str]()
+    for task in placed(queues, shards, ids):
+        found.add(task.info.id)
+        yield task
+    ids = [id for id in ids if id not in found]
+    for names in queues.where(queue, ids, found := set()) if ids else ():
+        for page in ready_pages(queues, names, needles_of(ids)):
+            for task in page:
+                if task.info.id in ids:
+                    found.add(task.info.id)
+                    yield task
+
+
+def placed(queues: Queues, shards: Sequence[str], ids: Sequence[str]) -> Iterator[ReadyTask]:
+    """Those of some shards that are found by where they were met before.
+
+    Not those with an id that several of them have, nor any of a list that is too long for this.
+    """
+    for id in ids:
+        found, _ = queues.ready_index.find(queues.store, shards, id)
+        if not queues.ready_index.is_shared(shards, id):
+            yield from (ready_task(each.lists.queue, *each) for each in found)
+
+
+def _is_elsewhere(queues: Queues, id: str, queue: str | None) -> bool:
+    found = newest(histories(queues, id, queue))
+    return found is not None and is_certain(found)
+
+
+def matching(
+    queues: Queues, query: Query, progress: Progress = lambda count: None
+) -> Iterator[list[ReadyTask]]:
+    """The ready tasks that a query means, in pages; some are empty.
+
+    `progress` is called with the number of messages that were looked at.
+    """
+    needles = [query.needle] if query.needle else []
+    for page in ready_pages(queues, queues.shards(query.queue), needles):
+        progress(len(page))
+        yield [each for each in page if _is_due(query, each.info) and query.matches(each.info)]
+
+
+def _is_due(query: Query, info: TaskInfo) -> bool:
+    """Whether it was due in the time that is meant; without one, any task is."""
+    if query.due_after is None and query.due_before is None:
+        return True
+    return info.due_ms is not None and query.due_after_ms <= info.due_ms < query.due_before_ms
+
+
+def change_ready(
+    queues: Queues,
+    query: Query,
+    change: Callable[[Sequence[ReadyTask]], int],
+    dry_run: bool,
+    progress: Progress | None,
+) -> Outcome:
+    """Change the ready tasks that a query means, a page at a time, or show what would change."""
+    outcome = Outcome(dry_run=dry_run)
+    for page in matching(queues, query):
+        if page:
+            changed = 0 if dry_run else change(page)
+            outcome.add(queue_of(page[0].shard), [each.info for each in page], changed)
+        if progress is not None:
+            progress(len(page))
+    return outcome
+
+
+def amend(
+    task: ReadyTask,
+    rewrite: Callable[[dict[str, Any]], None],
+    *,
+    step: int | None = None,
+    due_ms: int | None = None,
+    is_first: bool = False,
+) -> bool:
+    """Change the message of a ready task; False: it is not ready any more, or not the same.
+
+    With `due_ms` it is delayed until then, as if it had been sent so.
+    """
+    payload = json.loads(task.ready.message)
+    if due_ms is not None:
+        for name in ("due_ms", "wait"):
+            payload.pop(name, None)
+    rewrite(payload)
+    return task.lists.amend(
+        task.ready,
+        task.info.id,
+        to_json(payload).encode(),
+        step=step,
+        due_ms=due_ms,
+        is_first=is_first,
+    )

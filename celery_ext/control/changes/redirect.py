@@ -1,0 +1,155 @@
+"""Moves waiting tasks and dead letters to another queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from itertools import chain
+from time import time
+from typing import Any
+
+from kombu_delayed.errors import AlreadyDelayed
+from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.calls.shards import queue_of
+
+from ...app.queues import Queues
+from ...errors import QueryError
+from ...tasks.dead_task import DeadTask
+from ...tasks.task_info import TaskInfo
+from .ready import ReadyTask, amend, ready_tasks
+
+#: Tasks that are being moved stay out of the reach of workers for so long, so many at a time.
+HOLD_MS, HELD = 60_000, 50
+
+#: What a message has from the queue that it leaves.
+OWN = ("due_ms", "wait", "ticket")
+
+
+class Redirect:
+    """Sends tasks to another queue of the broker, and drops each where it was.
+
+    No worker gets a task meanwhile: where it was, it is delayed. If the process is killed, what is
+    held then stays there, a minute late at most, but for one task that may be in both queues and
+    run twice. Its due time and its priority stay, and retries stay in the new queue. Raises
+    QueryError for an unknown queue.
+    """
+
+    def __init__(self, queues: Queues, to_queue: str) -> None:
+        if not to_queue:
+            raise QueryError("to_queue is empty: name the queue to move tasks to")
+        queues.check_queue(to_queue)
+        self._queues, self._to = queues, to_queue
+        #: That a task leaves its queue is no event of its own: it is not cancelled.
+        self._quiet = copy(queues.store)
+        self._quiet.event_limit = 0
+
+    def delayed(self, shard: str, infos: Sequence[TaskInfo]) -> int:
+        """Move delayed tasks of one shard; returns how many were moved."""
+        if queue_of(shard) == self._to:
+            return 0
+        return sum(self._move(shard, part) for part in _parts(infos))
+
+    def _move(self, shard: str, infos: Sequence[TaskInfo]) -> int:
+        until_ms = _hold_ms()
+        return self._send(shard, [(each, each) for each in self._hold(shard, infos, until_ms)])
+
+    def ready(self, tasks: Sequence[ReadyTask]) -> int:
+        """Move ready tasks of one page; returns how many were moved."""
+        if not tasks or queue_of(tasks[0].shard) == self._to:
+            return 0
+        return sum(map(self._move_ready, _parts(tasks)))
+
+    def _move_ready(self, tasks: Sequence[ReadyTask]) -> int:
+        hold_ms, held, shard = _hold_ms(), [], tasks[0].shard
+        for task in tasks:
+            if not amend(task, lambda payload: None, due_ms=hold_ms):
+                continue
+            found = self._backlog(shard).get(task.info.id)
+            member = next((each.member for each in found if each.kept.due_ms == hold_ms), None)
+            if member is not None:
+                held.append((task.info, replace(task.info, member=member, due_ms=0)))
+        return self._send(shard, held)
+
+    def by_id(self, id: str, queue: str | None) -> bool:
+        """Move the delayed or ready tasks with an id; True if they are in the other queue then."""
+        queues, count, found = self._queues, 0, set[str]()
+        for shard in chain.from_iterable(queues.where(queue, [id], found)):
+            infos = [TaskInfo.waiting(shard, each) for each in queues.backlog(shard).get(id)]
+            if infos:
+                found.add(id)
+                count += queue_of(shard) == self._to or self.delayed(shard, infos)
+        for task in [] if found else [*ready_tasks(queues, [id], queue)]:
+            count += queue_of(task.shard) == self._to or self.ready([task])
+        return count > 0
+
+    def dead(self, shard: str, tasks: Sequence[DeadTask]) -> int:
+        """Replay dead letters of one shard in the other queue; returns how many."""
+        purge = self._queues.store.dead.purge
+        return sum(
+            purge(shard, [each.letter.id])
+            for each in tasks
+            if each.info.payload and self._put(each.info)
+        )
+
+    def _backlog(self, shard: str) -> Backlog:
+        return Backlog(self._quiet, shard)
+
+    def _hold(self, shard: str, infos: Iterable[TaskInfo], until_ms: int) -> list[TaskInfo]:
+        """Keep delayed tasks from workers until then; returns those that were there."""
+        held = [*infos]
+        moves = [Move(each.member, str(max(each.due_ms or 0, until_ms))) for each in held]
+        counts = self._backlog(shard).reschedule(moves, members=True)
+        return [info for info, count in zip(held, counts, strict=True) if count]
+
+    def _send(self, shard: str, held: Sequence[tuple[TaskInfo, TaskInfo]]) -> int:
+        """Send each task and drop what is held of it; what could not be sent is let go again."""
+        until_ms, count, kept = _hold_ms(), 0, [there for _, there in held]
+        try:
+            for info, there in held:
+                if _hold_ms() - until_ms > HOLD_MS // 2:  # the broker is slow
+                    until_ms = _hold_ms()
+                    self._hold(shard, kept, until_ms)
+                if self._put(info):
+                    kept.remove(there)
+                    count += 1
+                    self._backlog(shard).cancel([there.member], members=True)
+        finally:
+            self._let_go(shard, kept)
+        return count
+
+    def _let_go(self, shard: str, kept: Iterable[TaskInfo]) -> None:
+        moves = [Move(each.member, str(each.due_ms or 0)) for each in kept]
+        if moves:
+            self._backlog(shard).reschedule(moves, members=True)
+
+    def _put(self, info: TaskInfo) -> bool:
+        """False: the other queue has a unique task like this one already."""
+        try:
+            self._queues.connection.default_channel._put(self._to, self._payload(info))
+        except AlreadyDelayed:
+            return False
+        return True
+
+    def _payload(self, info: TaskInfo) -> dict[str, Any]:
+        payload: dict[str, Any] = json.loads(info.message)
+        for name in OWN:
+            payload.pop(name, None)
+        if info.state == "dead":
+            payload.pop("deliveries", None)
+        place = {"exchange": "", "routing_key": self._to}
+        properties = payload.setdefault("properties", {})
+        properties["delivery_info"] = {**(properties.get("delivery_info") or {}), **place}
+        headers = payload.setdefault("headers", {})
+        if info.due_ms is not None and "x-delay" in headers:  # from when it was sent on
+            headers["x-delay"] = max(info.due_ms - int(time() * 1000), 0)
+        return payload
+
+
+def _parts(of: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (of[at : at + HELD] for at in range(0, len(of), HELD))
+
+
+def _hold_ms() -> int:
+    return int(time() * 1000) + HOLD_MS

@@ -1,0 +1,1 @@
+"""Limits, pauses and other policies that operators read and change in Redis."""

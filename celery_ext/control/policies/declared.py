@@ -1,0 +1,181 @@
+"""The policies that are declared in the broker: all workers of a queue obey them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, cast
+
+from celery.utils.log import get_logger
+
+from kombu_delayed.consumer.policy.decisions import Rules, rules_to_follow
+from kombu_delayed.errors import OptionError
+from kombu_delayed.store.policies.declared import PolicyRecord, as_text, parsed
+
+from ...app.queues import Queues
+from ...tasks.times import from_ms
+from .pauses import TEXT_SIZE, caller
+
+if TYPE_CHECKING:
+    from ...policies.rules import Rules as OwnRules
+
+logger = get_logger(__name__)
+
+Described = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class QueuePolicies:
+    """What is declared for a queue, by whom and when. Each policy is its kind with its arguments.
+
+    `defaults` are those of all queues, `tasks` those of tasks by their names. `differs`: this app
+    declares other policies, and obeys these.
+    """
+
+    queue: str
+    policies: Described = field(default_factory=list)
+    defaults: Described = field(default_factory=list)
+    tasks: dict[str, Described] = field(default_factory=dict)
+    by: str = ""
+    at: datetime | None = None
+    differs: bool = False
+
+
+class Policies:
+    """Shows what is declared, and declares it from outside of a worker."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+
+    def __call__(self, queue: str | None = None) -> list[QueuePolicies]:
+        """What is declared for a queue, or for all, and what this app would declare."""
+        if queue is not None:
+            self._queues.check_queue(queue)
+        return self.of([queue] if queue else self._queues.queues())
+
+    def apply(self, queue: str | None = None) -> list[QueuePolicies]:
+        """Let what this app declares hold for a queue, or for the app's queues, and nothing else.
+
+        What it does not name ends: workers only add to what is declared, or replace it.
+        """
+        names = self._names(queue)
+        for name in names:
+            change_declared(self._queues, name, partial(_only, self._declared(name)))
+        return self.of(names)
+
+    def unnamed(self, queue: str | None = None) -> list[str]:
+        """What `apply` would remove: policies of queues and tasks that this app does not name."""
+        names = self._names(queue)
+        found: set[str] = set()
+        for name, there in zip(names, declared_of(self._queues, names), strict=True):
+            own = parsed(self._declared(name))
+            parts = {"queue": name, "defaults": "all queues"}
+            found.update(parts[each] for each in parts if there.get(each) and not own.get(each))
+            found.update({*there.get("tasks", {})} - {*own.get("tasks", {})})
+        return sorted(found)
+
+    def drop(self, queue: str) -> bool:
+        """Let no policies hold for a queue; returns whether some did.
+
+        Until a worker starts that declares some.
+        """
+        self._queues.check_queue(queue)
+        (found,) = declared_of(self._queues, [queue])
+        change_declared(self._queues, queue, _paused)
+        return found != _paused(found)
+
+    def _names(self, queue: str | None) -> list[str]:
+        own = self._queues.app.amqp.queues
+        return [queue] if queue else [name for name in own if not _is_temporary(own[name])]
+
+    def of(self, queues: Sequence[str]) -> list[QueuePolicies]:
+        """The same of some queues, which are known to be there."""
+        records = _records(self._queues, queues)
+        return [
+            _shown(queue, known, self._declared(queue, known.text) != known.text)
+            for queue, known in zip(queues, records, strict=True)
+            if known.text or self._declared(queue)
+        ]
+
+    @cached_property
+    def _rules(self) -> Rules | None:
+        app = self._queues.app
+        app.loader.import_default_modules()  # their tasks may have policies
+        app.finalize()
+        return self._queues.rules
+
+    def _declared(self, queue: str, known: str = "") -> str:
+        return "" if self._rules is None else self._rules.declared(queue, known)
+
+
+def declared_of(queues: Queues, names: Sequence[str]) -> list[dict[str, Any]]:
+    """What is declared for each of these queues, asked in few round trips."""
+    return [parsed(each.text) for each in _records(queues, names)]
+
+
+def _records(queues: Queues, names: Sequence[str]) -> list[PolicyRecord]:
+    shards = queues.store.shards
+    return queues.store.policies.read_all([shards.all(each)[0] for each in names])
+
+
+def change_declared(
+    queues: Queues, queue: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Declare something else for a queue in place of what is declared, and tell its consumers."""
+    store, by = queues.store, caller()[:TEXT_SIZE]
+    for shard in store.shards.all(queue):
+        while True:
+            known = store.policies.read(shard)
+            text = as_text(change(parsed(known.text)))
+            if text == known.text or store.policies.declare(shard, text, by, known):
+                break
+        store.claimable.announce(shard)
+
+
+def _is_temporary(queue: Any) -> bool:
+    """Whether it expires or deletes itself: then what was declared would outlive it."""
+    return bool(
+        queue.auto_delete or queue.expires or (queue.queue_arguments or {}).get("x-expires")
+    )
+
+
+def _only(own: str, before: dict[str, Any]) -> dict[str, Any]:
+    return {**_paused(before), **parsed(own)}
+
+
+def _paused(found: dict[str, Any]) -> dict[str, Any]:
+    """Nothing but the pauses of its parts."""
+    return {name: found[name] for name in found if name == "paused"}
+
+
+def rules_for(queues: Queues, queue: str) -> OwnRules | None:
+    """Who decides of a queue: as is declared in the broker, else as the app says; None: nobody."""
+    rules: Rules | None = queues.rules
+    (shard, *_) = queues.store.shards.all(queue)
+    text = queues.store.policies.read(shard).text
+    if text or rules is not None:
+        try:
+            rules = rules or rules_to_follow()
+            rules.follow(shard, text)
+        except OptionError as error:
+            logger.info("Shown as this app declares it: %s", error)
+    return cast("OwnRules | None", rules)
+
+
+def _shown(queue: str, known: PolicyRecord, differs: bool) -> QueuePolicies:
+    if not known.text:
+        return QueuePolicies(queue, differs=differs)
+    found = parsed(known.text)
+    parts = found.get("queue", []), found.get("defaults", []), found.get("tasks", {})
+    return QueuePolicies(queue, *parts, known.by, from_ms(known.at_ms), differs)
+
+
+def policy_text(found: dict[str, object]) -> str:
+    """A policy nearly as Python has it."""
+    ((kind, given),) = found.items()
+    if not isinstance(given, dict):
+        return str(given[-1] if isinstance(given, list) else given)
+    return f"{kind}({', '.join(f'{name}={json.dumps(given[name])}' for name in given)})"

@@ -1,0 +1,262 @@
+"""How much of a queue's gate is in use: what is declared there, in use, and waits for what."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from kombu_delayed.inspection.gate_usage import (
+    Lane,
+    first_ids,
+    known_as,
+    lanes,
+    of_key,
+    of_slot,
+    parts_of,
+    room,
+    slots,
+)
+from kombu_delayed.message.ticket import plain, slot_name
+from kombu_delayed.store.global_limits import pool_of
+from kombu_delayed.store.policies.overrides import Override
+from kombu_delayed.store.store import Store
+
+from ...app.queues import Queues
+from ...app.routing import routed_queue
+from .declared import rules_for
+
+if TYPE_CHECKING:
+    from ...policies.limits.gated import Declared
+
+#: Lanes that one reading looks at, some a call.
+LANES_LIMIT = 200_000
+
+#: Lanes of a limit that are known by their names, and messages that are read of them.
+FIRST = 20
+
+
+@dataclass(frozen=True)
+class Declarations:
+    """What the app declares of the gate of a queue. `turns_by`: what turns go by, "" for none.
+
+    The limits of a task are those of the queue that Celery sends it to.
+    """
+
+    limits: tuple[Declared, ...] = ()
+    of_other_queues: tuple[Declared, ...] = ()
+    turns_by: str = ""
+    turns_are_of_tenants: bool = False
+
+    @classmethod
+    def of(cls, delayed: Queues, queue: str) -> Declarations:
+        """Those of a queue. Raises PolicyError where they are invalid."""
+        rules = rules_for(delayed, queue)
+        if rules is None:
+            return cls()
+        from ...policies.limits.gated import is_tenant  # whoever has rules has imported them
+        from ...policies.limits.keys import by_text
+
+        gated = rules.gated(queue)
+        own: list[Declared] = []
+        others: list[Declared] = []
+        for owner, policy in gated:
+            is_here = not owner or routed_queue(delayed.app, owner) == queue
+            (own if is_here else others).extend(policy.declared(owner))
+        turns = next((policy.turns_by for _, policy in gated if policy.turns_by), None)
+        return cls(
+            tuple({each.name: each for each in own}.values()),
+            tuple(others),
+            by_text(turns),
+            is_tenant(turns),
+        )
+
+    def with_overrides(self, found: Mapping[str, Override]) -> Declarations:
+        """The same with the numbers that hold now."""
+        if not found:
+            return self
+        own = (_overridden(each, found.get(plain(each.name))) for each in self.limits)
+        return replace(self, limits=tuple(own))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is declared for the queue."""
+        return not self.limits and not self.turns_by
+
+    def patterns(self, tenant: str) -> list[str]:
+        """Of lanes that may be a tenant's."""
+        shares = (each for each in self.of_tenants if each.kind == "shares")
+        return [of_key(tenant), *(of_slot(slot_name(*each.of_key(tenant))) for each in shares)]
+
+    @cached_property
+    def of_tenants(self) -> list[Declared]:
+        """Limits whose keys are tenants, also those of tasks that have another queue."""
+        return [each for each in (*self.limits, *self.of_other_queues) if each.is_of_tenants]
+
+    def tenant_of(self, lane: Lane) -> str:
+        """Whose messages are in a lane; "": nobody knows."""
+        if self.turns_are_of_tenants and (key := lane.turn[0]):
+            return key
+        for each in self.of_tenants:
+            for use in lane.uses:
+                if tenant := each.key_in(use.limit, use.key):
+                    return tenant
+        return ""
+
+
+def place_of(each: Declared, queue: str) -> str:
+    """Where what is in use of a limit is kept, and what was set for it at run time."""
+    return pool_of(plain(each.name)) if each.is_global else queue
+
+
+def _overridden(each: Declared, found: Override | None) -> Declared:
+    if found is None or each.kind != "limit":
+        return each
+    changes: dict[str, Any] = {}
+    if each.slots and found.slots:
+        changes["slots"] = found.slots
+    if each.every_ms and found.every_ms:
+        changes |= {"every_ms": found.every_ms, "rate": found.rate}
+    if each.every_ms and found.burst:
+        changes["burst"] = found.burst
+    return replace(each, **changes)
+
+
+@dataclass(slots=True)
+class LimitUsage:
+    """How many messages wait, since when the first one is due, and what they have."""
+
+    waiting: int = 0
+    first_due_ms: int = 0
+    in_use: int = 0
+
+    def add(self, lane: Lane) -> None:
+        self.waiting += lane.size
+        self.first_due_ms = min(self.first_due_ms or lane.first_due_ms, lane.first_due_ms)
+
+
+@dataclass(slots=True)
+class TenantUsage(LimitUsage):
+    """The same of a tenant, with how many wait for which limit, as slots name it."""
+
+    weight: float = 1.0
+    waits_for: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class GateUsage:
+    """One reading. Names and keys are as `lanes` has them; `limits` are by name and then by key.
+
+    Of a reading for some `tenants`, what is not theirs is left out. `is_complete` is False where
+    more lanes wait than are looked at.
+    """
+
+    queue: str
+    declarations: Declarations
+    tenants_only: frozenset[str] = frozenset()
+    limits: dict[str, dict[str, LimitUsage]] = field(default_factory=dict)
+    tenants: dict[str, TenantUsage] = field(default_factory=dict)
+    turn: LimitUsage = field(default_factory=LimitUsage)
+    first: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    is_complete: bool = True
+    #: What was set for its limits at run time, by their names as lanes have them.
+    overrides: dict[str, Override] = field(default_factory=dict)
+    #: What is declared without that, where something was read of it.
+    as_declared: Declarations | None = None
+
+    @cached_property
+    def busiest(self) -> list[tuple[int, str]]:
+        """Tenants, each behind how many of its messages wait, as a negative number; in order."""
+        return sorted((-used.waiting, name) for name, used in self.tenants.items())
+
+    @classmethod
+    def read(
+        cls, store: Store, queue: str, declarations: Declarations, tenants: Collection[str] = ()
+    ) -> GateUsage:
+        """The usage now, read in bounded calls."""
+        found = cls(queue, declarations, frozenset(map(known_as, tenants)))
+        if tenants:
+            found._read_tenants(store, tenants)
+        else:
+            found._read_all(store)
+        return found
+
+    def _read_all(self, store: Store) -> None:
+        shards = store.shards.all(self.queue)
+        for shard in shards:
+            self._read_lanes(store, shard)
+        pools = {place_of(each, self.queue) for each in self.declarations.limits if each.is_global}
+        for place in (*shards, *sorted(pools)):
+            for counts in slots(store, place):
+                self._use(counts)
+
+    def _read_lanes(self, store: Store, shard: str) -> None:
+        seen = set[str]()
+        for page in lanes(store, shard):
+            self._add({each.name: each for each in page if each.name not in seen}.values())
+            seen.update(each.name for each in page)
+            if len(seen) >= LANES_LIMIT:
+                self.is_complete = False
+                break
+
+    def _read_tenants(self, store: Store, tenants: Collection[str]) -> None:
+        for tenant in tenants:
+            mine = known_as(tenant)
+            patterns = self.declarations.patterns(tenant)
+            for shard in store.shards.all(self.queue):
+                pages = (page for pattern in patterns for page in lanes(store, shard, pattern))
+                found = {lane.name: lane for page in pages for lane in page}
+                self._add(lane for lane in found.values() if self._tenant_of(lane) == mine)
+        names: dict[str, list[str]] = {}
+        for each in self.declarations.of_tenants:
+            place = names.setdefault(place_of(each, self.queue), [])
+            place += [slot_name(*each.of_key(tenant)) for tenant in tenants]
+        for kept_at, of_place in names.items():
+            _, found_room = room(store, kept_at, of_place)
+            self._use({name: each.slots for name, each in found_room.items() if each.slots})
+
+    def _add(self, found: Iterable[Lane]) -> None:
+        for lane in found:
+            used = self._usage(lane.limit) if lane.limit else self.turn
+            used.add(lane)
+            first = self.first.setdefault(lane.limit.partition(":")[0], [])
+            heapq.heappush(first, (-lane.first_due_ms, lane.name))
+            if len(first) > FIRST:
+                heapq.heappop(first)
+            if tenant := self._tenant_of(lane):
+                own = self.tenants.setdefault(tenant, TenantUsage())
+                own.add(lane)
+                own.weight = lane.turn[1]
+                own.waits_for[lane.limit] = own.waits_for.get(lane.limit, 0) + lane.size
+
+    def _use(self, counts: dict[str, int]) -> None:
+        for name, count in counts.items():
+            self._usage(name).in_use = count
+            for each in self.declarations.of_tenants:
+                if tenant := each.key_in(*parts_of(name)):
+                    used = self.tenants.setdefault(tenant, TenantUsage())
+                    used.in_use = max(used.in_use, count)
+
+    def _tenant_of(self, lane: Lane) -> str:
+        return self.declarations.tenant_of(lane)
+
+    def _usage(self, slot: str) -> LimitUsage:
+        limit, key = parts_of(slot)
+        return self.limits.setdefault(limit, {}).setdefault(key, LimitUsage())
+
+    def first_ids(self, store: Store, limits: Iterable[str]) -> list[str]:
+        """Messages that wait for limits, who is due first in front, as the backlog names them."""
+        found = sorted(each for name in limits for each in self.first.get(plain(name), ()))
+        names = [name for _, name in found[-FIRST:]]
+        shards = store.shards.all(self.queue)
+        return [id for each in shards for id in first_ids(store, each, names, FIRST)][:FIRST]
+
+    def named(self, limit: str, key: str) -> tuple[str, str]:
+        """A limit and its key as they are declared, of what lanes wait for."""
+        of_all = (*self.declarations.limits, *self.declarations.of_other_queues)
+        for each in of_all:
+            if (found := each.key_in(limit, key)) is not None:
+                return each.name, found
+        return limit, key

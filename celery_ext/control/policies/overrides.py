@@ -1,0 +1,85 @@
+"""Sets the numbers of limits at run time, and lets the declared ones hold again."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from kombu_delayed.message.durations import parse_rate
+from kombu_delayed.store.policies.overrides import Override
+
+from ...app.queues import Queues
+from ...errors import QueryError
+from ...tasks.times import length_ms
+from .limit_usage import Declarations, place_of
+from .limits import LimitInfo, gate_usage, limit
+from .pauses import TEXT_SIZE, caller
+
+if TYPE_CHECKING:
+    from ...policies.limits.gated import Declared
+
+#: As for a Limit.
+MOST = 1_000_000_000
+
+
+def set_limit(
+    queues: Queues,
+    queue: str,
+    name: str | None,
+    concurrency: int | None,
+    rate: str | None,
+    burst: int | None,
+    why: str,
+    by: str | None,
+    length: float | str | timedelta | None,
+) -> LimitInfo:
+    """Let other numbers hold for a limit. Raises QueryError for invalid values."""
+    span_ms = 0 if length is None else length_ms("for_", length)
+    declared = _declared(queues, queue, name)
+    if concurrency is None and rate is None and burst is None:
+        raise QueryError("set_limit takes at least one of concurrency=…, rate=… and burst=…")
+    if concurrency is not None and declared.slots is None:
+        raise QueryError(f"limit {declared.name!r} has no concurrency to change")
+    if (rate is not None or burst is not None) and not declared.rate:
+        raise QueryError(f"limit {declared.name!r} has no rate to change")
+    slots, burst = _whole("concurrency", concurrency), _whole("burst", burst)
+    try:
+        parsed = None if rate is None else parse_rate(rate)
+    except ValueError as error:
+        raise QueryError(f"rate={error}") from error
+    every_ms = None if parsed is None else parsed.every_ms
+    text, at_ms = "" if parsed is None else str(parsed), int(time.time() * 1000)
+    told = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
+    override = Override(slots, every_ms, burst, text, 0, at_ms, *told)
+    queues.store.overrides.set(place_of(declared, queue), declared.name, override, span_ms)
+    found = limit(queues, gate_usage(queues, queue), declared.name)
+    if found is None:
+        raise QueryError(f"queue {queue!r} has no limit {declared.name!r} any more")
+    return found
+
+
+def reset_limit(queues: Queues, queue: str, name: str | None) -> bool:
+    """Let the declared numbers hold again; returns whether others were set."""
+    declared = _declared(queues, queue, name)
+    return queues.store.overrides.reset(place_of(declared, queue), declared.name)
+
+
+def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
+    """The limit of that name, or the only one."""
+    found = {each.name: each for each in Declarations.of(queues, queue).limits}
+    found = {each: limit for each, limit in found.items() if limit.kind == "limit"}
+    if name is None and len(found) == 1:
+        return next(iter(found.values()))
+    if name is not None and name in found:
+        return found[name]
+    known = ", ".join(map(repr, found)) or "none"
+    asked = "name one of its limits" if name is None else f"there is no limit {name!r}"
+    raise QueryError(f"{asked}: this app declares for queue {queue!r}: {known}")
+
+
+def _whole(name: str, given: Any) -> int | None:
+    is_number = isinstance(given, int) and not isinstance(given, bool)
+    if given is not None and not (is_number and 1 <= given <= MOST):
+        raise QueryError(f"{name}={given!r} is not a whole number from 1 to {MOST:,}")
+    return given

@@ -1,0 +1,162 @@
+"""Tasks by state, page by page: ready ones, dead letters, and what workers have recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_ext.control.changes.ready import ReadyTask, ready_task
+from celery_ext.control.outcomes import Meant, is_listed
+from celery_ext.tasks.history import TaskHistory
+from celery_ext.tasks.query import Query
+from kombu_delayed.inspection.ready.lists import id_of
+from kombu_delayed.store.outcomes.records import PAGE_SIZE, Outcomes
+
+from ....problems import Problem
+from ... import cursors
+from ...models import DeadQuery, Filter, Search
+from ...operations import Call
+from ...ready import EMPTY
+from ...status import State, state_of, state_of_record
+from ..dead_letters import letters_page
+
+#: Messages, or records, that one search looks at before it answers with what it has found.
+LOOKED_AT, RECORDS = 20_000, 5_000
+
+#: The lists of workers' records that have the tasks of a state.
+LISTS = {
+    "failed": ("failed", "running"),
+    "retrying": ("retrying",),
+    "running": ("running",),
+    "slow": ("slow",),
+}
+
+
+def tasks_by_state(call: Call, search: Search) -> tuple[list[State], str | None]:
+    """The tasks of a state that is not delayed, and the cursor of the next ones; None: no more."""
+    if search.state == "ready":
+        ready, following = ready_page(call, search, search.limit, search.cursor)
+        return [state_of(call.service, each.info) for each in ready], following
+    if search.state == "dead":
+        return _dead(call, search)
+    return _recorded(call, search)
+
+
+def check(search: Search) -> None:
+    """Refuse what tasks of a state are not searched by. Raises Problem."""
+    for name in ("due_after", "due_before"):
+        if getattr(search, name) is not None and search.state != "scheduled":
+            raise Problem.of_field(name, "only delayed tasks are searched by due time")
+    if search.state not in LISTS and (given := search.recorded_only):
+        raise Problem.of_field(next(iter(given)), "only tasks that workers have recorded have one")
+    if search.state in LISTS and search.where is not None:
+        raise Problem.of_field("where", "workers record no arguments that could be searched")
+
+
+def _dead(call: Call, search: Search) -> tuple[list[State], str | None]:
+    given = search.model_dump(include={"queue", "task", "limit", "cursor"})
+    query = DeadQuery.model_validate(given)
+    found, following = letters_page(call, query)
+    wanted = Query(tenant=search.tenant, where=search.where)
+    mine = (each for _, each in found if wanted.matches(each.info))
+    return [state_of(call.service, each.info, each.letter.at_ms) for each in mine], following
+
+
+def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
+    place = ("", 0, "")
+    if search.cursor is not None:
+        place = cursors.read_place(search.cursor, call.identity)
+    outcomes, meant = Outcomes(call.service.delayed.store), meant_of(search)
+    found: list[State] = []
+    left, state = RECORDS, search.state or ""
+    for shard, of in _places(call, search, place):
+        # A page may have fewer records than ids: the place is that of a page, and how many of it.
+        at = place[1] if (shard, of) == (place[0], place[2]) else 0
+        more = True
+        while more:
+            start, passed = divmod(at, PAGE_SIZE)
+            if left <= 0 or len(found) >= search.limit:
+                return found, cursors.write(shard, at, of)
+            page, more = outcomes.page(shard, of, start)
+            left -= max(len(page), EMPTY)
+            at = (start + PAGE_SIZE) * PAGE_SIZE
+            for number, record in enumerate(map(TaskHistory.of, page)):
+                if number < passed:
+                    continue
+                if len(found) >= search.limit:
+                    return found, cursors.write(shard, start * PAGE_SIZE + number, of)
+                if _is_meant(call, search, record, state, of) and meant.matches(record):
+                    found.append(state_of_record(record))
+    return found, None
+
+
+def meant_of(search: Search) -> Meant:
+    """The recorded tasks that a search selects."""
+    lengths = (search.longer_than, search.shorter_than)
+    return Meant(search.task, search.error, search.worker, *lengths)
+
+
+def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator[tuple[str, str]]:
+    """Each shard with each list, from a place on."""
+    lists = LISTS[search.state or ""]
+    if place[2] and place[2] not in lists:
+        raise Problem.of_field("cursor", "this search has not returned it")
+    for shard in sorted(call.service.shards(call.identity, search.queue)):
+        for of in lists:
+            if (shard, lists.index(of)) >= (place[0], lists.index(place[2]) if place[2] else 0):
+                yield shard, of
+
+
+def _is_meant(call: Call, search: Search, record: TaskHistory, state: str, of: str) -> bool:
+    if of != state:  # a process that is gone has not said that it has failed
+        is_one = record.state == "lost" and not record.may_return
+    else:
+        is_one = is_listed(record, of)
+    is_of_tenant = search.tenant in (None, record.tenant)
+    return is_one and is_of_tenant and call.identity.sees(record.queue, record.tenant)
+
+
+def ready_page(
+    call: Call, given: Filter, limit: int, cursor: str | None, root_id: str | None = None
+) -> tuple[list[ReadyTask], str | None]:
+    """Ready tasks, by queue, the latest first, and the cursor of the next ones; None: no more."""
+    place = ("", 0, "")
+    if cursor is not None:
+        place = cursors.read_place(cursor, call.identity)
+    query = Query(
+        task=given.task, queue=given.queue, tenant=given.tenant, where=given.where, root_id=root_id
+    )
+    needles, left = [query.needle] if query.needle else [], LOOKED_AT
+    found: list[ReadyTask] = []
+    for shard in sorted(call.service.shards(call.identity, given.queue)):
+        if shard < place[0]:
+            continue
+        lists = call.service.delayed.ready_index.lists(call.service.delayed.store, shard)
+        step, start = (place[2], place[1]) if shard == place[0] else ("", 0)
+        left -= EMPTY
+        steps = [each for each in lists.steps if not step or each >= _number(step)]
+        for number in steps:
+            start = start if str(number) == step else 0
+            more = True
+            while more:
+                if left <= 0 or len(found) >= limit:
+                    return found, cursors.write(shard, start, str(number))
+                looked_at, more, page = lists.page(number, start, needles)
+                left -= max(looked_at, 1)
+                for each in page:
+                    if not id_of(each.message):
+                        continue
+                    task = ready_task(shard, lists, each)
+                    if query.matches(task.info) and call.identity.sees(
+                        task.info.queue, task.info.tenant
+                    ):
+                        if len(found) >= limit:
+                            return found, cursors.write(shard, each.at, str(number))
+                        found.append(task)
+                start += looked_at
+    return found, None
+
+
+def _number(step: str) -> int:
+    if not step.isdecimal() or len(step) > 3:
+        raise Problem.of_field("cursor", "this search has not returned it")
+    return int(step)

@@ -1,0 +1,1 @@
+"""Endpoints of limits, pauses and tenants."""

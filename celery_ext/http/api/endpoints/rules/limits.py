@@ -1,0 +1,210 @@
+"""Limits: how much there is, in use, and what waits for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery_ext.app.queues import Queues
+from celery_ext.control.policies.limit_usage import GateUsage
+from celery_ext.control.policies.limits import (
+    KeyInfo,
+    LimitInfo,
+    gate_usage,
+    keys_page,
+    limit,
+    limits,
+    names_of,
+    running,
+)
+from celery_ext.errors import QueryError
+from celery_ext.http.problems import Problem
+from celery_ext.tasks.task_info import TaskInfo
+from celery_ext.tasks.times import from_ms, info_data
+from kombu_delayed.inspection.gate_usage import waiting_count
+from kombu_delayed.inspection.lookup import lookup_by_id
+
+from ... import cursors
+from ...fields import span_of
+from ...limit_models import (
+    KeysQuery,
+    LimitDetail,
+    Limits,
+    LimitsQuery,
+    LimitState,
+    NewNumbers,
+    QueueLimits,
+    RunningTasks,
+    WasReset,
+)
+from ...operations import Call, Operations
+from ...status import state_of
+
+if TYPE_CHECKING:
+    from celery_ext.policies import RunningTask
+
+#: How old a reading may be.
+SECONDS = 2.0
+
+#: So many running tasks are read of a queue, and what is shown of each beside what may be unknown.
+RUNNING = 1_000
+SHOWN = "queue", "tenant", "worker", "keys", "weights"
+
+operations = Operations("limits", "/v1")
+
+
+def usage_of(call: Call, queue: str) -> GateUsage:
+    """The usage of a gate, for all or for the caller's tenants; read once for all callers."""
+    delayed, tenants = call.service.delayed, call.identity.tenants
+    return call.service.cache.get(
+        ("usage", queue, tenants), SECONDS, lambda: gate_usage(delayed, queue, tenants)
+    )
+
+
+@operations.add("GET", "/limits", "read", Limits, query=LimitsQuery)
+def list_limits(call: Call) -> dict[str, Any]:
+    """Limits by queue and name: capacity, use and waiting messages."""
+    query: LimitsQuery = call.query
+    place = tuple(cursors.read(query.cursor, str, str)) if query.cursor else ("", "")
+    found: list[dict[str, Any]] = []
+    for queue in sorted(call.service.queues(call.identity, query.queue)):
+        if queue < place[0]:
+            continue
+        for info in limits(call.service.delayed, usage_of(call, queue)):
+            if (info.queue, info.name) <= place:
+                continue
+            if len(found) == query.limit:
+                last = found[-1]
+                return {"limits": found, "next": cursors.write(last["queue"], last["name"])}
+            found.append(info_data(info))
+    return {"limits": found, "next": None}
+
+
+@operations.add("GET", "/queues/{queue}/limits", "read", QueueLimits)
+def get_queue_limits(call: Call) -> dict[str, Any]:
+    """The limits of a queue, and the number of messages that wait for their turn."""
+    queue = call.queue
+    usage, delayed = usage_of(call, queue), call.service.delayed
+    own = sum(each.waiting for each in usage.tenants.values())
+    return {
+        "queue": queue,
+        "turns_by": usage.declarations.turns_by or None,
+        "waiting": own if usage.tenants_only else _waiting(delayed, queue),
+        "waiting_for_turn": usage.turn.waiting,
+        "is_complete": usage.is_complete,
+        "limits": [info_data(info) for info in limits(delayed, usage)],
+    }
+
+
+def _waiting(delayed: Queues, queue: str) -> int:
+    store = delayed.store
+    return sum(waiting_count(store, shard) for shard in store.shards.all(queue))
+
+
+@operations.add("GET", "/queues/{queue}/running", "read", RunningTasks)
+def list_running(call: Call) -> dict[str, Any]:
+    """The running tasks that have slots in a queue: since when, where, and of which limits."""
+    queue, delayed = call.queue, call.service.delayed
+    found = call.service.cache.get(
+        ("running", queue), SECONDS, lambda: running(delayed, queue, RUNNING)
+    )
+    mine = [each for each in found if call.identity.sees(each.queue, each.tenant)]
+    return {
+        "queue": queue,
+        "is_complete": len(found) < RUNNING,
+        "tasks": [_running_data(each) for each in mine],
+    }
+
+
+def _running_data(each: RunningTask) -> dict[str, Any]:
+    since = None if each.since_ms is None else from_ms(each.since_ms).isoformat()
+    known = {"id": each.id or None, "task": each.task or None, "since": since}
+    return {**known, **{name: getattr(each, name) for name in SHOWN}}
+
+
+@operations.add(
+    "GET", "/queues/{queue}/limits/{name}", "read", LimitDetail, query=KeysQuery, problems=(404,)
+)
+def get_limit(call: Call) -> dict[str, Any]:
+    """A limit with its keys and the tasks that wait for it."""
+    query, queue, name = call.query, call.queue, call.named("name")
+    delayed, usage = call.service.delayed, usage_of(call, queue)
+    info = limit(delayed, usage, name)
+    if info is None:
+        raise Problem(404, f"queue {queue!r} has no limit {name!r}"[:300])
+    page, following = keys_of(call, usage, info, query, query.limit)
+    return {
+        **info_data(info),
+        "page": [info_data(each) for each in page],
+        "tasks": [state_of(call.service, each) for each in waiting_tasks(call, usage, name)],
+        "next": following,
+    }
+
+
+@operations.add(
+    "POST",
+    "/queues/{queue}/limits/{name}/set",
+    "admin",
+    LimitState,
+    body=NewNumbers,
+    problems=(404,),  # a name with a line break
+)
+def set_limit(call: Call) -> dict[str, Any]:
+    """Change the numbers of a limit, for all workers and all waiting tasks."""
+    call.identity.require_whole()
+    queue, name, given = call.queue, call.named("name"), call.body
+    call.note("set-limit", f"{queue} {name}")
+    length = None if given.length is None else span_of(given.length)
+    try:
+        found = call.service.delayed.set_limit(
+            queue,
+            name,
+            concurrency=given.concurrency,
+            rate=given.rate,
+            burst=given.burst,
+            why=given.why,
+            by=call.identity.name,
+            for_=length,
+        )
+    except QueryError as error:
+        raise Problem(422, str(error)[:300]) from None
+    call.service.cache.forget()
+    return info_data(found)
+
+
+@operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset, problems=(404,))
+def reset_limit(call: Call) -> dict[str, Any]:
+    """Restore the declared numbers of a limit."""
+    call.identity.require_whole()
+    queue, name = call.queue, call.named("name")
+    call.note("reset-limit", f"{queue} {name}")
+    try:
+        was_set = call.service.delayed.reset_limit(queue, name)
+    except QueryError as error:
+        raise Problem(422, str(error)[:300]) from None
+    call.service.cache.forget()
+    return {"reset": was_set}
+
+
+def keys_of(
+    call: Call, usage: GateUsage, info: LimitInfo, query: Any, size: int
+) -> tuple[list[KeyInfo], str | None]:
+    """Some keys of a limit, by the `key` and `cursor` of a query, and the next cursor."""
+    after = tuple(cursors.read(query.cursor, int, int, str)) if query.cursor else None
+    if info.keys is None:
+        return [], None
+    delayed = call.service.delayed
+    page, following = keys_page(delayed, usage, info.name, size, query.key or "", after)
+    return page, cursors.write(*following) if following else None
+
+
+def waiting_tasks(call: Call, usage: GateUsage, name: str) -> list[TaskInfo]:
+    """Some tasks that wait for a limit, of those that the caller sees."""
+    store = call.service.delayed.store
+    found: list[TaskInfo] = []
+    for member in usage.first_ids(store, names_of(usage, name)):
+        for each in lookup_by_id(store, usage.queue, member.partition("\x1f")[0]):
+            info = TaskInfo.of(each)
+            if info.state == "waiting" and call.identity.sees(info.queue, info.tenant):
+                found.append(info)
+                break
+    return found

@@ -1,0 +1,221 @@
+"""What every request passes: who asks, how much, how fast; and what every answer has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from urllib.parse import urlsplit
+
+import anyio
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...errors import BROKER_FAILS
+from ..auth.identity import ANYBODY, Identity
+from ..auth.rate_limit import RateLimit
+from ..auth.tokens import Tokens
+from ..pages.site import Site
+from ..problems import Problem, answer, problem_of
+from ..service.service import Service
+from . import access_log
+
+#: So long a body that is too large is read, for its sender to see the answer.
+DRAIN_SECONDS = 2.0
+
+#: Without a token: they tell nothing of tasks.
+OPEN_PATHS = frozenset({"/docs", "/docs.js", "/openapi.json", "/healthz"})
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+
+#: What browsers call the page that makes a request, where it is not one of ours.
+_OTHER_SITES = frozenset({"cross-site", "same-site"})
+
+#: What proxies tell of whom they speak for.
+_FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host"})
+
+#: Methods that are counted by name, and what others and unknown paths are counted as.
+METHODS = frozenset({*_SAFE, "POST", "PUT", "PATCH", "DELETE"})
+OTHER = "other"
+
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+        b"connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        b"frame-ancestors 'none'",
+    ),
+]
+
+
+class Middleware:
+    """An ASGI application around the API. `hosts` are the names it answers to; none: any.
+
+    `limits` are those of requests and of wrong tokens.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Service,
+        site: Site,
+        limits: tuple[RateLimit, RateLimit],
+        needs_token: bool,
+        hosts: Iterable[str] = (),
+    ) -> None:
+        self._app, self._service, self._site = app, service, site
+        self._needs_token = needs_token
+        self._hosts = frozenset(name.lower() for name in hosts)
+        self.tokens = Tokens(service.delayed)
+        self._rate_limit, self._wrong_tokens = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        seen, began = _Seen(send), time.perf_counter()
+        try:
+            await self._pass(scope, receive, seen)
+        except (Problem, *BROKER_FAILS) as error:
+            if seen.status and not isinstance(error, Problem):
+                raise
+            await self._answer(problem_of(error), scope, receive, seen)
+        finally:
+            seconds = time.perf_counter() - began
+            method = scope["method"] if scope["method"] in METHODS else OTHER
+            route = scope.get("delayed.route", OTHER)
+            self._service.meter.answered(method, route, seen.status, seconds)
+            access_log.tell(scope, seen.status, seconds)
+
+    async def _answer(self, problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._site.owns(_path(scope)):
+            await self._site.answer(problem, scope, receive, send)
+        else:
+            await answer(problem)(scope, receive, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        self._check_origin(scope["method"], _path(scope), headers)
+        identity = await self._identity(scope, headers)
+        scope["delayed.identity"] = identity
+        scope["delayed.check"] = partial(self._identity, scope, headers)
+        self._rate_limit.check(identity.name)
+        body = _Body(receive, self._limit(_path(scope)), self._service.options.body_seconds)
+        length = headers.get(b"content-length", "0")
+        if length.isdecimal() and int(length) > body.limit:
+            await body.refuse(drain=b"expect" not in headers)
+        await self._app(scope, body, send)
+
+    def _limit(self, path: str) -> int:
+        options = self._service.options
+        return options.bulk_bytes if path == "/v1/bulk" else options.body_bytes
+
+    def _check_origin(self, method: str, path: str, headers: dict[bytes, str]) -> None:
+        """A browser that shows another site's page must not be its hand."""
+        host = headers.get(b"host", "")
+        if self._hosts and _name(host) not in self._hosts and path != "/healthz":
+            raise Problem(421, f"this server does not serve the host {host[:100]!r}")
+        if self._hosts and not self._needs_token and not _FORWARDED.isdisjoint(headers):
+            raise Problem(403, "this request came through a proxy: start the server with --token")
+        is_safe = method in _SAFE and not path.startswith("/v1/")  # a poll takes tasks
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        is_of_other = method not in _SAFE and origin is not None and _site_of(origin) != host
+        if is_of_other or (not is_safe and site in _OTHER_SITES):
+            raise Problem(403, "requests from pages of another site are rejected")
+
+    async def _identity(self, scope: Scope, headers: dict[bytes, str]) -> Identity:
+        """Who asks, as it is known now. Raises a Problem for who may not."""
+        path = _path(scope)
+        kind, _, text = headers.get(b"authorization", "").partition(" ")
+        if not kind and self._site.owns(path) and not self._site.is_open(path):
+            return await self._site.identity(HTTPConnection(scope))
+        if not kind:
+            if self._needs_token and path not in OPEN_PATHS and not self._site.is_open(path):
+                raise _unknown("a token is needed: Authorization: Bearer …")
+            return ANYBODY
+        if kind.lower() != "bearer":
+            raise _unknown("give Authorization: Bearer …")
+        is_known, token = self.tokens.known(text.strip())
+        if not is_known:
+            token = await self._service.threads.run(self.tokens.look, text.strip())
+        if token is None:
+            client = scope.get("client") or ("",)
+            self._wrong_tokens.check(f"wrong tokens from {client[0]}")
+            raise _unknown("this token is not known, was revoked or has expired")
+        return token.identity
+
+
+def _unknown(detail: str) -> Problem:
+    return Problem(401, detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _path(scope: Scope) -> str:
+    """The path below where the application is mounted."""
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+def _site_of(origin: str) -> str | None:
+    """Host and port of an origin; None for what is none."""
+    try:
+        return urlsplit(origin).netloc or None
+    except ValueError:
+        return None
+
+
+def _name(host: str) -> str:
+    name, _, port = host.rpartition(":")
+    return (name if port.isdigit() and name else host).lower()
+
+
+class _Seen:
+    """Sends, with the headers that every answer has, and knows what was said."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            given = list(message.get("headers", ()))
+            names = {name for name, _ in given}
+            more = [*_HEADERS, (b"cache-control", b"no-store")]
+            message["headers"] = [*given, *(each for each in more if each[0] not in names)]
+        await self._send(message)
+
+
+class _Body:
+    """Receives a body that is bounded in size and time."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive, self._seconds = receive, seconds
+        self.limit = limit
+        self._count = 0
+        self._is_read = False
+        self._until = time.monotonic() + 10 * seconds
+
+    async def __call__(self) -> Message:
+        if self._is_read:
+            return await self._receive()
+        with anyio.move_on_after(min(self._seconds, self._until - time.monotonic())):
+            message = await self._receive()
+            self._count += len(message.get("body", b""))
+            self._is_read = not message.get("more_body", False)
+            if self._count > self.limit:
+                await self.refuse()
+            return message
+        raise Problem(408, "the body arrives too slowly", headers={"Connection": "close"})
+
+    async def refuse(self, drain: bool = True) -> None:
+        """Raise a Problem, when the sender has had a chance to end."""
+        with anyio.move_on_after(DRAIN_SECONDS if drain else 0):
+            while not self._is_read:
+                message = await self._receive()
+                self._is_read = not message.get("more_body", False)
+        detail = f"the body is larger than {self.limit} bytes"
+        raise Problem(413, detail, headers={"Connection": "close"})

@@ -1,0 +1,1 @@
+"""Pages of failures, dead letters and trends."""

@@ -1,0 +1,165 @@
+"""Dead letters: why there are which, grouped, and the letters of a group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from glob import escape
+from typing import Any
+
+from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints.dead_letters import is_meant, letters_page
+from celery_ext.http.api.models import DeadQuery
+from celery_ext.http.api.operations import validated
+from celery_ext.tasks.dead_task import DeadTask
+from kombu_delayed.store.calls.shards import queue_of
+from kombu_delayed.store.store import CALL_LIMIT
+
+from ... import sorting
+from ...sorting import Order
+from ...visit import Form, Shown, View, Visit
+
+#: The newest letters, of which groups are made.
+GROUPED = 5_000
+
+#: How old groups may be.
+GROUP_SECONDS = 3.0
+
+#: Groups and letters on a page.
+GROUPS, PAGE_SIZE = 50, 50
+
+FIELDS = ["queue", "task", "reason"]
+
+#: Fields to sort letters by, and their labels; without one: by queue, the oldest first.
+SORTS: sorting.Sorts = {
+    "latest": ("time, the latest first", lambda each: -each.letter.at_ms),
+    "task": ("task", lambda each: each.info.task),
+    "queue": ("queue", lambda each: each.queue),
+    "reason": ("reason", lambda each: each.letter.reason),
+    "deliveries": ("deliveries", lambda each: -(each.letter.deliveries or 0)),
+}
+
+#: What is another one in each letter: ids, addresses, numbers.
+_VARIES = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|0x[0-9a-f]+|\d+")
+
+
+@dataclass
+class Group:
+    """Letters of one task that were buried for the same reason, but for numbers in it."""
+
+    queue: str
+    task: str
+    pattern: str
+    example: str
+    count: int
+    first_ms: int
+    last_ms: int
+
+    @property
+    def task_pattern(self) -> str:
+        """As a search takes it."""
+        return escape(self.task)
+
+
+def pattern_of(reason: str) -> str:
+    """A reason with `*` for what varies, as a search takes it."""
+    return _VARIES.sub("*", escape(reason))
+
+
+def letter_name(task: DeadTask) -> str:
+    return cursors.write(task.queue, task.letter.id)
+
+
+def look(visit: Visit) -> Shown:
+    params = visit.params()
+    cursor = params.get("cursor")
+    given = {name: params[name] for name in FIELDS if name in params}
+    groups, looked_at, total = _groups(visit, given.get("queue"))
+    order = Order.of(visit, SORTS)
+    shown: dict[str, Any] = {
+        **sorting.shown(order, SORTS),
+        "filter": given,
+        "groups": groups[:GROUPS],
+        "group_count": len(groups),
+        "looked_at": looked_at,
+        "total": total,
+        "queues": visit.queues(),
+        "letters": None,
+        "next": None,
+        "letter_name": letter_name,
+        "may_change": visit.identity.has("admin"),
+        "is_later": cursor is not None or order.start > 0,
+    }
+    if order.sort:
+        shown |= _sorted(visit, given, order)
+    elif given or shown["is_later"]:
+        found, following = letters_page(visit, query_of(given, limit=PAGE_SIZE, cursor=cursor))
+        shown |= {"letters": [task for _, task in found], "next": following}
+    return shown
+
+
+def _sorted(visit: Visit, given: dict[str, Any], order: Order) -> Shown:
+    query = query_of(given)
+    shards = visit.shards(query.queue)
+    found = [each for each in newest(visit, shards) if is_meant(visit, query, each)]
+    page, following = order.part(found, SORTS, PAGE_SIZE)
+    total = sum(map(visit.service.delayed.store.dead.count, shards))
+    is_partial = total > GROUPED
+    return {"letters": page, "following": following, "sorted_of": (len(found), is_partial)}
+
+
+def query_of(given: dict[str, Any], **more: Any) -> DeadQuery:
+    """A search by the fields of a form. Raises a Problem that names the fields."""
+    found: DeadQuery = validated(DeadQuery, {**given, **more})
+    return found
+
+
+def filter_of(form: Form) -> dict[str, str]:
+    return form.given(FIELDS)
+
+
+def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | None]:
+    """Groups, of how many letters they are, and how many there are, for who may know."""
+    store, shards = visit.service.delayed.store, visit.shards(queue)
+
+    def read() -> tuple[list[Group], int]:
+        sees, tenants = visit.identity.sees, visit.identity.tenants
+        found = newest(visit, shards)
+        letters = [each for each in found if not tenants or sees(each.queue, each.info.tenant)]
+        return group(letters), len(letters)
+
+    key = ("groups", queue, visit.identity.tenants, visit.identity.queues)
+    found, looked_at = visit.service.cache.get(key, GROUP_SECONDS, read)
+    total = None if visit.identity.tenants else sum(map(store.dead.count, shards))
+    return found, looked_at, total
+
+
+def newest(visit: Visit, shards: list[str]) -> Iterator[DeadTask]:
+    """The newest letters of some shards, as many of each."""
+    store = visit.service.delayed.store
+    each = max(GROUPED // max(len(shards), 1), CALL_LIMIT)
+    for shard in shards:
+        for at in range(max(store.dead.count(shard) - each, 0), 2**31, CALL_LIMIT):
+            ids = store.dead.ids(shard, at, CALL_LIMIT)
+            for letter in store.dead.letters(shard, ids):
+                yield DeadTask(queue_of(shard), letter)
+            if len(ids) < CALL_LIMIT:
+                break
+
+
+def group(letters: Iterable[DeadTask]) -> list[Group]:
+    groups: dict[tuple[str, str, str], Group] = {}
+    for each in letters:
+        letter, name = each.letter, each.info.task
+        key = each.queue, name, pattern_of(letter.reason)
+        if (found := groups.get(key)) is None:
+            groups[key] = Group(*key, letter.reason, 1, letter.at_ms, letter.at_ms)
+            continue
+        found.count += 1
+        found.first_ms = min(found.first_ms, letter.at_ms)
+        found.last_ms = max(found.last_ms, letter.at_ms)
+    return sorted(groups.values(), key=lambda each: (-each.count, -each.last_ms))
+
+
+VIEWS = [View("dead", "/dead", "Dead letters", look, seconds=5)]

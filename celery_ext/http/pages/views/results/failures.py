@@ -1,0 +1,254 @@
+"""What became of tasks, failures first: what failed, waits for another try, runs, or was slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from glob import escape
+from itertools import islice
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from celery_ext.control.outcomes import Meant, listed
+from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints.dead_letters import own_letters
+from celery_ext.http.api.fields import Name, Span, span_of
+from celery_ext.tasks.history import Step, TaskHistory
+from kombu_delayed.store.outcomes.records import LISTS, Outcomes
+
+from ...visit import Shown, View, Visit, asked
+from .dead import letter_name, pattern_of
+
+#: Tasks that are looked at: of all queues, and of each at the least.
+LOOKED_AT, OF_EACH = 5_000, 100
+
+#: How old a reading may be.
+SECONDS = 2.0
+
+#: How the lengths of "within" read.
+WITHIN = {"1h": "the last hour", "6h": "6 hours", "1d": "24 hours", "7d": "7 days"}
+
+#: Bars of a group.
+PARTS = 24
+
+#: Groups and tasks on a page.
+GROUPS, SHOWN = 30, 50
+
+#: What a search can be by.
+FIELDS = ["queue", "task", "error", "tenant", "worker", "longer_than", "within", "sort"]
+
+#: What a list is sorted by, and how that reads; those of one kind have the latest in front.
+SORTS: dict[str, Callable[[Row], Any]] = {
+    "time": lambda row: 0,
+    "task": lambda row: row.history.task,
+    "queue": lambda row: row.history.queue,
+    "error": lambda row: row.error,
+    "attempt": lambda row: -(row.history.last.attempt if row.history.last else 0),
+    "run": lambda row: -(row.seconds or 0),
+}
+SORT_WORDS = {"time": "time", "run": "run time", "attempt": "attempts"}
+
+TITLES = {"failed": "Failed", "retrying": "Retrying", "running": "Running", "slow": "Slow"}
+
+
+class Asked(BaseModel):
+    """A list, and what of it."""
+
+    of: Literal["failed", "retrying", "running", "slow"] = "failed"
+    queue: Name | None = None
+    task: Name | None = None
+    error: str | None = None
+    tenant: Name | None = None
+    worker: Name | None = None
+    longer_than: Span | None = None
+    within: Literal["1h", "6h", "1d", "7d"] | None = None
+    sort: Literal["time", "task", "queue", "error", "attempt", "run"] | None = None
+
+    @property
+    def since_ms(self) -> int:
+        """From when on; 0: from the beginning."""
+        if self.within is None:
+            return 0
+        return int((datetime.now(timezone.utc) - span_of(self.within)).timestamp() * 1000)
+
+
+@dataclass
+class Group:
+    """Tasks of one name in one queue with the same error, but for numbers in it."""
+
+    queue: str
+    task: str
+    pattern: str
+    example: str
+    count: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    times: list[int] = field(default_factory=list)
+
+    @property
+    def task_pattern(self) -> str:
+        """As a search takes it."""
+        return escape(self.task)
+
+    def over_time(self, from_ms: int, to_ms: int) -> list[int]:
+        """How many there were in each part of a time."""
+        counts = [0] * PARTS
+        for at_ms in self.times:
+            part = (at_ms - from_ms) * PARTS // max(to_ms - from_ms, 1)
+            counts[min(max(part, 0), PARTS - 1)] += 1
+        return counts
+
+
+@dataclass(frozen=True)
+class Row:
+    """A task of a list."""
+
+    history: TaskHistory
+
+    @property
+    def error(self) -> str:
+        return error_of(self.history.failure)
+
+    @property
+    def at_ms(self) -> int:
+        return self.history.last.at_ms if self.history.last else 0
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it has run, or runs."""
+        return self.history.run_seconds
+
+    @property
+    def attempt(self) -> str:
+        """Which attempt it was, of how many."""
+        last, failure = self.history.last, self.history.failure
+        most = failure.attempts if failure else None
+        return f"{last.attempt if last else 1}{f' of {most}' if most else ''}"
+
+    @property
+    def next_ms(self) -> int | None:
+        return self.history.last.next_ms if self.history.last else None
+
+
+def error_of(failure: Step | None) -> str:
+    return failure.said if failure else ""
+
+
+def look(visit: Visit) -> Shown:
+    query: Asked = asked(visit, Asked)
+    rows, is_partial = matching(visit, query)
+    groups = _grouped(rows) if query.of in ("failed", "retrying") else []
+    now_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
+    first_ms = min((group.first_ms for group in groups), default=now_ms)
+    names = _names(visit, query.of, rows[:SHOWN])
+    return {
+        "of": query.of,
+        "titles": TITLES,
+        "filter": {name: value for name in FIELDS if (value := getattr(query, name))},
+        "groups": groups[:GROUPS],
+        "group_count": len(groups),
+        "span": (query.since_ms or first_ms, now_ms),
+        "withins": WITHIN,
+        "sorts": {name: SORT_WORDS.get(name, name) for name in SORTS},
+        "rows": rows[:SHOWN],
+        "names": names,
+        "may_change": names is not None,
+        "count": len(rows),
+        "is_partial": is_partial,
+        "queues": visit.queues(),
+    }
+
+
+def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
+    """The tasks of a list that match, and whether there are more that were not read."""
+    shards = visit.shards(query.queue)
+    found, is_partial = _read(visit, query.of, shards, _counts(visit, shards)[query.of])
+    meant = Meant(query.task, query.error, query.worker, query.longer_than)
+    rows = [
+        row
+        for row in map(Row, found)
+        if row.at_ms >= query.since_ms
+        and query.tenant in (None, row.history.tenant)
+        and meant.matches(row.history)
+    ]
+    # What runs has the longest in front, which has begun first.
+    rows.sort(key=lambda row: row.at_ms, reverse=query.of != "running")
+    rows.sort(key=SORTS[query.sort or ("run" if query.of == "slow" else "time")])
+    return rows, is_partial
+
+
+def recorded(visit: Visit, of: str) -> list[TaskHistory]:
+    """The newest tasks of a list in all queues of the visitor."""
+    shards = visit.shards(None)
+    return _read(visit, of, shards, _counts(visit, shards)[of])[0]
+
+
+def _names(visit: Visit, of: str, rows: list[Row]) -> dict[tuple[str, str], str] | None:
+    """What forms call the tasks that can be changed; None: nobody may, or there are none such.
+
+    Of those that wait for another try each has a message. Of those that have failed, dead letters.
+    """
+    identity, found = visit.identity, dict[tuple[str, str], str]()
+    if of == "retrying" and identity.has("schedule"):
+        keys = [(row.history.queue, row.history.id) for row in rows]
+        return {key: cursors.write(*key) for key in keys}
+    if of != "failed" or not identity.has("admin"):
+        return None
+    for queue in {row.history.queue for row in rows}:
+        ids = [row.history.id for row in rows if row.history.queue == queue]
+        for _, letters in own_letters(visit, queue, ids):
+            found |= {(queue, each.letter.id): letter_name(each) for each in letters}
+    return found
+
+
+def _counts(visit: Visit, shards: list[str]) -> dict[str, dict[str, int]]:
+    """How many each list of each shard has, at the most."""
+    outcomes, cache = Outcomes(visit.service.delayed.store), visit.service.cache
+    key = ("outcome counts", *shards)
+    return cache.get(key, SECONDS, lambda: {of: outcomes.counts(shards, of) for of in LISTS})
+
+
+def _read(
+    visit: Visit, of: str, shards: list[str], counts: dict[str, int]
+) -> tuple[list[TaskHistory], bool]:
+    """The newest tasks of a list that are the visitor's, and whether there are more."""
+    full = [shard for shard in shards if counts.get(shard)]
+    if of == "failed":  # those that ran in a process that is gone are not in its list yet
+        running = _counts(visit, shards)["running"]
+        full = [shard for shard in shards if counts.get(shard) or running.get(shard)]
+    each = max(LOOKED_AT // max(len(full), 1), OF_EACH)
+
+    def read() -> tuple[list[TaskHistory], bool]:
+        delayed = visit.service.delayed
+        pages = [[*islice(listed(delayed, of, shard), each)] for shard in full]
+        return [one for page in pages for one in page], any(len(page) == each for page in pages)
+
+    found, is_partial = visit.service.cache.get(("outcomes", of, *full), SECONDS, read)
+    return [*_mine(visit, found)], is_partial
+
+
+def _mine(visit: Visit, found: list[TaskHistory]) -> Iterator[TaskHistory]:
+    return (each for each in found if visit.identity.sees(each.queue, each.tenant))
+
+
+def _grouped(rows: list[Row]) -> list[Group]:
+    groups: dict[tuple[str, str, str], Group] = {}
+    for row in rows:
+        history = row.history
+        key = history.queue, history.task, pattern_of(row.error)
+        group = groups.setdefault(key, Group(*key, row.error, 0, row.at_ms, row.at_ms))
+        group.count += 1
+        group.times.append(row.at_ms)
+        group.first_ms = min(group.first_ms, row.at_ms)
+        group.last_ms = max(group.last_ms, row.at_ms)
+    return sorted(groups.values(), key=lambda group: (-group.count, -group.last_ms))
+
+
+def shown_counts(visit: Visit, shards: list[str]) -> dict[str, Any]:
+    """How many tasks are in each list, for who sees all of them."""
+    return {of: sum(found.values()) for of, found in _counts(visit, shards).items()}
+
+
+VIEWS = [View("failures", "/failures", "Failures", look, seconds=5)]

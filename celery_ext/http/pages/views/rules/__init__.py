@@ -1,0 +1,1 @@
+"""Pages of policies, limits, pauses and tenants."""

@@ -1,0 +1,46 @@
+"""What is paused, and the policies that all workers of a queue obey."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from celery_ext.control.policies.declared import QueuePolicies, policy_text
+from celery_ext.http.api.fields import Name
+
+from ...visit import Shown, View, Visit, asked
+
+#: How old a reading may be, and the queues that are shown.
+SECONDS, SHOWN = 2.0, 200
+
+
+class Asked(BaseModel):
+    """Of which queue."""
+
+    queue: Name | None = None
+
+
+def look(visit: Visit) -> Shown:
+    query: Asked = asked(visit, Asked)
+    delayed, cache = visit.service.delayed, visit.service.cache
+    names = visit.chosen_queues(query.queue)
+    found = cache.get(("policies", *names), SECONDS, lambda: delayed.policies.of(names))
+    pauses = cache.get(
+        ("pauses", *names), SECONDS, lambda: [one for each in names for one in delayed.pauses(each)]
+    )
+    return {
+        "queue": query.queue,
+        "pauses": pauses,
+        "policies": [(each, _parts(each)) for each in found[:SHOWN]],
+        "count": len(found),
+        "queues": visit.queues(),
+        "may_pause": visit.identity.has("admin"),
+    }
+
+
+def _parts(found: QueuePolicies) -> list[tuple[str, list[str]]]:
+    """Each part of the declaration, and its policies nearly as Python has them."""
+    parts = {"the queue": found.policies, "all queues": found.defaults, **found.tasks}
+    return [(of, [*map(policy_text, parts[of])]) for of in parts if parts[of]]
+
+
+VIEWS = [View("policies", "/policies", "Policies", look, seconds=5, is_whole=True)]

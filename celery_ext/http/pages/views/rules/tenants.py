@@ -1,0 +1,141 @@
+"""Limits, tenants that wait, and what was seen lately of each without reading the backlog."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from glob import escape
+
+from pydantic import BaseModel
+
+from celery_ext.control.policies.limits import LimitInfo, limits
+from celery_ext.http.api.endpoints.rules.limits import usage_of
+from celery_ext.http.api.endpoints.rules.tenants import tenants_page
+from celery_ext.http.api.fields import Cursor, Name
+from celery_ext.http.api.limit_models import TenantsQuery
+from celery_ext.http.api.operations import validated
+from celery_ext.http.api.status import EVENTS_LIMIT
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.inspection import events as streams
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.message.durations import length_text
+
+from ...visit import Shown, View, Visit, asked
+from ..results.dead import newest
+
+#: Delayed tasks of each queue that are looked at: those that are due first.
+NEXT_SIZE = 1_000
+
+#: Tenants that were seen, those that wait, and queues that are looked at.
+SHOWN, WAITING_SHOWN, QUEUES = 100, 50, 50
+
+#: How old the counts may be.
+SECONDS = 5.0
+
+
+class _Asked(BaseModel):
+    queue: Name | None = None
+    tenant: Name | None = None
+    cursor: Cursor | None = None
+
+
+@dataclass
+class Tenant:
+    """Counts of what was looked at; times are ms since the epoch."""
+
+    name: str
+    next: int = 0
+    first_due_ms: int | None = None
+    delivered: int = 0
+    done: int = 0
+    dead: int = 0
+    queues: set[str] = field(default_factory=set)
+
+    @property
+    def weight(self) -> int:
+        """How much was seen of it."""
+        return self.next + self.delivered + self.dead
+
+
+class _Counts(dict[str, Tenant]):
+    def __missing__(self, name: str) -> Tenant:
+        return self.setdefault(name, Tenant(name))
+
+
+def look(visit: Visit) -> Shown:
+    query: _Asked = asked(visit, _Asked)
+    names = visit.chosen_queues(query.queue)[:QUEUES]
+    delayed = visit.service.delayed
+    search = {
+        "queue": query.queue,
+        "tenant": f"*{escape(query.tenant)}*" if query.tenant else None,
+        "limit": WAITING_SHOWN,
+        "cursor": query.cursor,
+    }
+    waiting, following, is_complete = tenants_page(visit, validated(TenantsQuery, search))
+    key = ("tenants", query.queue, visit.identity.tenants, visit.identity.queues)
+    found = visit.service.cache.get(key, SECONDS, lambda: _read(visit, names))
+    shown = [each for each in found if (query.tenant or "") in each.name]
+    return {
+        "filter": {"queue": query.queue, "tenant": query.tenant},
+        "cursor": query.cursor,
+        "limits": [info for name in names for info in limits(delayed, usage_of(visit, name))],
+        "waiting": waiting,
+        "next": following,
+        "is_complete": is_complete,
+        "tenants": shown[:SHOWN],
+        "tenant_count": len(shown),
+        "next_size": NEXT_SIZE,
+        "events_size": EVENTS_LIMIT,
+        "queues": visit.queues(),
+        "queue_limit": QUEUES if query.queue is None and len(visit.queues()) > QUEUES else 0,
+        "words_of": words_of,
+    }
+
+
+def words_of(info: LimitInfo) -> str:
+    parts = [f"{info.capacity:,} at once"] if info.capacity is not None else []
+    if info.rate:
+        burst = f", up to {info.burst:,} in a row" if (info.burst or 1) > 1 else ""
+        parts.append(info.rate + burst)
+    text = " and ".join(parts) or ("counted only" if info.declared else "unknown to this server")
+    if info.by:
+        text += f", shared by {info.by}" if info.shares else f" of each {info.by}"
+    if info.after_seconds is not None:
+        text += f" of what is {length_text(info.after_seconds)} late"
+    if info.overridden:
+        text += f" (set by {info.set_by})"
+    return text + ("; critical tasks pass" if info.critical else "")
+
+
+def _read(visit: Visit, names: list[str]) -> list[Tenant]:
+    store, counts = visit.service.delayed.store, _Counts()
+    shards = [shard for name in names for shard in store.shards.all(name)]
+    for shard in shards:
+        page, _ = Backlog(store, shard).page(size=NEXT_SIZE)
+        for waiting in page:
+            _count_next(counts, TaskInfo.waiting(shard, waiting))
+        for event in streams.newest(store, shard, EVENTS_LIMIT):
+            if event.tenant:
+                counts[event.tenant].queues.add(event.queue)
+                counts[event.tenant].delivered += event.event == "delivered"
+                counts[event.tenant].done += event.event == "acked"
+    for task in newest(visit, shards):
+        if tenant := task.info.tenant:
+            counts[tenant].queues.add(task.queue)
+            counts[tenant].dead += 1
+    bound = visit.identity.tenants
+    mine = [each for each in counts.values() if not bound or each.name in bound]
+    return sorted(mine, key=lambda each: (-each.weight, each.name))
+
+
+def _count_next(counts: _Counts, info: TaskInfo) -> None:
+    if not info.tenant:
+        return
+    found = counts[info.tenant]
+    found.queues.add(info.queue)
+    found.next += 1
+    if found.first_due_ms is None or (info.due_ms or 0) < found.first_due_ms:
+        found.first_due_ms = info.due_ms
+
+
+VIEWS = [View("tenants", "/tenants", "Tenants", look, seconds=2)]

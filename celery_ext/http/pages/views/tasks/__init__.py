@@ -1,0 +1,1 @@
+"""Pages of single tasks and of the backlog, and what changes them."""

@@ -1,0 +1,1 @@
+"""Remote control commands of a worker."""

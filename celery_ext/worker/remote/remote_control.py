@@ -1,0 +1,108 @@
+"""`app.control`, whose revoke takes tasks out of the backlog and is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from celery.app.control import Control as CeleryControl
+from celery.utils.log import get_logger
+from kombu.utils.functional import maybe_list
+
+from ...control.changes.revoked import Revoked
+from ...control.delayed import Delayed
+from ...errors import BrokerError
+from ...tasks.query import Query, longest_plain
+from ...tasks.task_info import TaskInfo
+
+logger = get_logger(__name__)
+
+Arguments = Mapping[str, Any]
+
+
+class Control(CeleryControl):
+    """Celery's own; a revoke addressed to some workers only is theirs alone.
+
+    What is broadcast is looked at, so that `celery control revoke` is understood as well.
+    """
+
+    def broadcast(
+        self,
+        command: str,
+        arguments: Arguments | None = None,
+        destination: Any = None,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        """Send a control command to the workers, and do what concerns the backlog."""
+        # Workers first: a task that is delivered in between is refused.
+        reply = super().broadcast(command, arguments, destination, *args, **options)
+        to_all = destination is None and options.get("pattern") is None
+        if to_all and (drop := _DROPS.get(command)) is not None:
+            try:
+                drop(self._delayed, arguments or {})
+            except BrokerError:
+                logger.debug("This broker has no backlog to take tasks out of")
+        return reply
+
+    def revoke(self, task_id: str | Iterable[str], *args: Any, **options: Any) -> Any:
+        """Tell workers to skip a task, or tasks, and drop those that are delayed."""
+        ids = task_id if isinstance(task_id, str) else [*task_id]
+        return super().revoke(ids, *args, **options)
+
+    @cached_property
+    def _delayed(self) -> Delayed:
+        found = getattr(self.app, "delayed", None)
+        return found if isinstance(found, Delayed) else Delayed(self.app)
+
+
+@dataclass(frozen=True)
+class StampQuery(Query):
+    """Delayed tasks that were stamped under `stamp` with one of `values`."""
+
+    stamp: str = ""
+    values: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, stamp: str, values: Any) -> StampQuery:
+        """`values` are one or several, as for `revoke_by_stamped_headers`."""
+        return cls(stamp=stamp, values=_texts(values))
+
+    @property
+    def needle(self) -> str:
+        """Text that every message has that is meant."""
+        return longest_plain([self.stamp, *(self.values if len(self.values) == 1 else ())])
+
+    def matches(self, info: TaskInfo) -> bool:
+        """Whether it has one of the stamps."""
+        stamps = info.headers.get("stamps")
+        found = stamps.get(self.stamp) if isinstance(stamps, dict) else None
+        return not self.values.isdisjoint(_texts(found))
+
+
+def _texts(values: Any) -> frozenset[str]:
+    return frozenset(str(each) for each in maybe_list(values) or ())
+
+
+def _drop_ids(delayed: Delayed, arguments: Arguments) -> None:
+    ids = [str(each) for each in maybe_list(arguments.get("task_id")) or ()]
+    # Remembered first: what becomes ready in between meets a worker that knows.
+    Revoked(delayed).remember(ids)
+    delayed.moves.cancel_ids([*dict.fromkeys(ids)], None)
+
+
+def _drop_stamped(delayed: Delayed, arguments: Arguments) -> None:
+    headers = arguments.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        headers = dict(each.split("=")[:2] for each in headers)  # as the command line gives them
+    for stamp, values in headers.items():
+        delayed.cancel_many(StampQuery.of(stamp, values))
+
+
+_DROPS: dict[str, Callable[[Delayed, Arguments], None]] = {
+    "revoke": _drop_ids,
+    "terminate": _drop_ids,
+    "revoke_by_stamped_headers": _drop_stamped,
+}

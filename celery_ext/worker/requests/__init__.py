@@ -1,0 +1,1 @@
+"""What a worker does around one task: policies, outcomes, uniqueness."""

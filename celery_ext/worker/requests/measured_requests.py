@@ -1,0 +1,97 @@
+"""Tasks in a worker, counted where it learns of them: in its main process, whatever its pool."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import TimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry
+
+from kombu_delayed.store.calls.shards import queue_of
+
+from ...metrics.measuring import measure
+from .request import KILLED, PooledRequest, Request
+
+_STATES = (
+    (Retry, "retry"),
+    (Reject, "rejected"),
+    (Ignore, "ignored"),
+    (TimeLimitExceeded, "timeout"),
+)
+
+
+def _counted(on_success: Any) -> Any:
+    def counted(self: Any, result: Any, **options: Any) -> Any:
+        found = on_success(self, result, **options)
+        if not result[0] and tuple(result) != KILLED:
+            self._ends("success", result[2])
+        return found
+
+    return counted
+
+
+class _Measured(Request):
+    """Tells when it begins and how it ends."""
+
+    _is_counted = False
+
+    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)
+        self._meter = measure()
+        qos = getattr(message.channel, "qos", None)
+        queue_of_tag = getattr(qos, "queue_of", lambda tag: None)
+        information = message.delivery_info or {}
+        found = queue_of_tag(message.delivery_tag) or information.get("routing_key")
+        self._queue = queue_of(str(found or ""))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Celery makes a class for each task, with an `on_success` of its own."""
+        super().__init_subclass__(**options)
+        if "on_success" in vars(cls):
+            cls.on_success = _counted(cls.on_success)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        super().on_accepted(pid, time_accepted)
+        due_ms = getattr(self.message.headers, "due_ms", None)
+        since_ms = max(due_ms or 0, getattr(self.message.headers, "resumed_ms", 0))
+        late_seconds = None if due_ms is None else self.time_start - since_ms / 1000
+        self._meter.started(self._queue, self.name, late_seconds)
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """It has failed, is to be retried, or has said what is to become of its message."""
+        found = super().on_failure(exc_info, *args, **kwargs)
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        self._ends(next((state for kind, state in _STATES if isinstance(error, kind)), "failure"))
+        return found
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Its time is over; `soft`: it has been told so."""
+        super().on_timeout(soft, timeout)
+        if not soft:
+            self._ends("timeout")
+
+    def _announce_revoked(self, reason: str, *args: Any) -> None:
+        super()._announce_revoked(reason, *args)
+        self._ends("expired" if reason == "expired" else "revoked")
+
+    def _ends(self, state: str, seconds: float | None = None) -> None:
+        # Celery tells twice of some ends: a time limit is a failure as well.
+        if not self._is_counted and not self._already_cancelled:
+            self._is_counted = True
+            self._meter.finished(self._queue, self.name, state)
+            if seconds is None and self.time_start is not None:
+                seconds = time.time() - self.time_start
+            if seconds is not None:
+                self._meter.ran(self._queue, self.name, seconds)
+
+
+class MeasuredRequest(_Measured):
+    """For a pool of processes."""
+
+
+class MeasuredPooledRequest(_Measured, PooledRequest):
+    """For other pools."""

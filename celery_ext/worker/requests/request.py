@@ -1,0 +1,322 @@
+"""A task in a worker, which begins only while its message is the worker's.
+
+A worker that ends gives back what it has not begun, and one that was stopped for longer than its
+lease has lost it. Celery takes such tasks out of some of its pools only, or later.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry, WorkerTerminate
+from celery.platforms import EX_FAILURE
+from celery.utils.log import get_logger
+from celery.worker import state
+from celery.worker.request import Request as CeleryRequest
+from celery.worker.state import task_ready
+from kombu.exceptions import OperationalError
+
+from kombu_delayed.errors import LeaseLost, NotReplicated, ServerFull
+
+from ...app import recorder
+from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
+from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
+from .unique_hold import UniqueHold
+
+logger = get_logger(__name__)
+
+#: What Celery says of a greenlet that was killed: no failure, no result, no time taken.
+KILLED = (False, None, None)
+
+
+def _to_the_end(on_success: Any) -> Any:
+    @wraps(on_success)
+    def on_success_to_the_end(self: Any, result: Any, *args: Any, **options: Any) -> None:
+        try:
+            self.note_overrun(result[2])
+            on_success(self, result, *args, **options)
+            if self.run is not None and not result[0] and result[2] is not None:
+                self.ended("+", result[2])
+            if self.hold is not None and not result[0] and tuple(result) != KILLED:
+                self.hold.ended()
+        finally:
+            self.end()
+
+    return on_success_to_the_end
+
+
+class Request(CeleryRequest):
+    """Celery's own, for a pool of processes: it has begun when the pool is given it."""
+
+    _begins: bool | None = None
+    _processes = CancelledProcesses()
+    #: Gives its slots back, where it has some: when it ends, or else when nothing refers to it.
+    _end: Callable[[], Any] | None = None
+    #: What its outcome is recorded under; None: that is not recorded, or was.
+    run: recorder.Run | None = None
+    #: Its unique key, where it has that until its end.
+    hold: UniqueHold | None = None
+
+    def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)
+        shard = _shard_of(message)
+        self.hold = UniqueHold.of(self.app, message, shard)
+        if (told := recorder.current) is not None:
+            self.run = told.received(self, shard)
+        handed_out = getattr(message.channel, "handed_out", None)
+        if handed_out is not None and handed_out.waits(message.delivery_tag):
+            end = weakref.finalize(self, handed_out.has_ended, message.delivery_tag)
+            end.atexit = False
+            self._end = end
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Celery makes a class for each task, with an `on_success` of its own."""
+        super().__init_subclass__(**options)
+        cls.on_success = _to_the_end(cls.on_success)
+
+    def end(self) -> None:
+        """Nothing works on it any more: others may have its slots. Twice is safe."""
+        if self._end is not None:
+            self._end()
+
+    def note_overrun(self, seconds: float | None) -> None:
+        """Log and record that it took longer than its hard limit, which not all pools enforce."""
+        limit = self.time_limits[0]
+        if limit and seconds is not None and seconds > limit:
+            if self.run is not None:
+                self.run.limit_seconds = limit
+            logger.warning(
+                "Task %s[%s] ran for %.1f s, and its time limit is %g s: this pool cannot end it",
+                self.name,
+                self.id,
+                seconds,
+                limit,
+            )
+
+    def ended(self, state: str, rest: Any) -> None:
+        """Record how it has ended. Celery tells twice of some ends: the first one counts."""
+        run, self.run = self.run, None
+        if run is not None and (told := recorder.current) is not None:
+            told.ended(run, state, rest)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """A pool has begun it."""
+        if self.hold is not None and not self.task.acks_late:
+            self.hold.begins(self.time_limits[0])
+        super().on_accepted(pid, time_accepted)
+        if self.run is not None and (told := recorder.current) is not None:
+            told.started(self.run, pid, self.task.acks_late)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Its time is over: with the hard limit it has ended, and may be tried again."""
+        try:
+            if soft or not self._is_retried(TimeLimitExceeded(timeout)):
+                super().on_timeout(soft, timeout)
+                if self.hold is not None and not soft:
+                    self.hold.ended()
+        finally:
+            if not soft:
+                self._has_failed(TimeLimitExceeded(timeout), None)
+                self.end()
+
+    def _announce_revoked(self, reason: str, *args: Any) -> None:
+        super()._announce_revoked(reason, *args)
+        self.ended("x", {"why": reason})
+        if self.hold is not None:
+            self.hold.ended()
+
+    def _has_failed(self, error: BaseException, traceback: Any) -> None:
+        run, self.run = self.run, None
+        if run is None or (told := recorder.current) is None:
+            return
+        most = self.task.max_retries
+        facts: dict[str, Any] = {"run_ms": self._run_ms()}
+        if isinstance(error, (Reject, Ignore)):
+            why = "ignored" if isinstance(error, Ignore) else "rejected"
+            told.ended(run, "x", {"why": why, **facts, "message": str(error)[:MESSAGE_LENGTH]})
+            return
+        if told.options.arguments:
+            for name, text in (("args", self.argsrepr), ("kwargs", self.kwargsrepr)):
+                facts[name] = str(text or "")[:ARGUMENTS_LENGTH]
+        if type(most) is int:
+            facts["attempts"] = most + 1
+        tell = told.retrying if isinstance(error, Retry) else told.failed
+        tell(run, error, traceback, **facts)
+
+    def _run_ms(self) -> int | None:
+        return None if self.time_start is None else int((time.time() - self.time_start) * 1000)
+
+    def revoked(self) -> bool:
+        """Whether it must not run. The worker asks this before it gives it to its pool."""
+        return bool(super().revoked()) or not self._may_begin()
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """End it in a cold shutdown: its message returns as soon as nothing works on it.
+
+        Raises WorkerTerminate, through the task, in a pool that is this very thread.
+        """
+        try:
+            super().cancel(pool, *args, **kwargs)
+        except NotImplementedError:
+            if not self.task.acks_late or self.acknowledged or self.message.channel.closed:
+                raise
+            # Celery's error would be taken for the task's own: it would fail, and be acked.
+            raise WorkerTerminate(EX_FAILURE) from None
+        self._processes.add(self, pool)
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """It has failed: why it was rejected is for its dead letter.
+
+        Celery rejects a task whose retry could not be sent. It returns to its queue here: that the
+        broker was out of reach is no fault of the task.
+        """
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            error = error.exc
+        if isinstance(error, Reject) and hasattr(self.message.channel, "handed_out"):
+            if not self.acknowledged and _is_out_of_reach(error.reason):
+                error.requeue = True
+            if error.reason and not error.requeue:
+                self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
+        if self._was_lost(error) and self._is_retried(_lost(error)):
+            return None
+        try:
+            return super().on_failure(exc_info, *args, **kwargs)
+        finally:
+            if not (self._already_cancelled or isinstance(error, Terminated)):
+                self._has_failed(error, exc_info.traceback)
+                if self.hold is not None and not self._returns(error):
+                    self.hold.ended(error)
+            self.end()
+
+    def _is_retried(self, error: Exception) -> bool:
+        """Whether its retry strategy, which it could not ask by itself, has it tried again."""
+        retrying = getattr(self.task.run, "retrying", None)
+        if retrying is None or state.should_terminate:
+            return False
+        context = Context(vars(self._context), called_directly=False)
+        try:
+            retried = retrying.ended(context, error, self.store_errors)
+        except Reject as rejected:
+            if not self.task.acks_late:
+                logger.error("Task %s[%s] is not retried: %s", self.name, self.id, rejected.reason)
+                return False
+            retried = _raised(rejected)
+        if retried is not None:
+            self.on_failure(retried)
+        return retried is not None
+
+    def _was_lost(self, error: BaseException) -> bool:
+        """Whether its process has ended, and nobody else runs it or has been told to."""
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):  # newer billiard tells this first
+            is_lost = not (self._already_cancelled or self._already_revoked)
+        else:
+            is_lost = isinstance(error, WorkerLostError)
+        retries = getattr(self.task, "retry_on_worker_lost", False)
+        if not is_lost or self._returns(error) or retries:
+            return False
+        was_stored = getattr(self, "_success_was_stored", None)
+        return was_stored is None or not was_stored()
+
+    def _returns(self, error: BaseException) -> bool:
+        """Whether a lost process has Celery put its message back."""
+        is_lost = isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt))
+        return bool(is_lost and self.task.acks_late and self.task.reject_on_worker_lost)
+
+    def _may_begin(self) -> bool:
+        if self._begins is None:
+            handed_out: Any = getattr(self.message.channel, "handed_out", None)
+            self._begins = handed_out is None or bool(handed_out.begins(self.message.delivery_tag))
+            if not self._begins:
+                logger.info("Task %s[%s] is not run: it is in its queue again", self.name, self.id)
+                task_ready(self)
+        return self._begins
+
+
+def _shard_of(message: Any) -> str:
+    """Where its message is; messages of other transports have no such place."""
+    qos = getattr(message.channel, "qos", None)
+    queue_of_tag = getattr(qos, "queue_of", lambda tag: None)
+    found = queue_of_tag(message.delivery_tag)
+    return str(found or (message.delivery_info or {}).get("routing_key") or "")
+
+
+def _lost(error: BaseException) -> Exception:
+    if isinstance(error, WorkerLostError):
+        return error
+    return WorkerLostError(f"The task's process has ended: {error!r}")
+
+
+def _raised(error: Exception) -> ExceptionInfo:
+    try:
+        raise error
+    except Exception:
+        return ExceptionInfo()
+
+
+def _is_out_of_reach(reason: Any) -> bool:
+    # Sent again, a retry that the master has already is kept once.
+    out_of_reach = isinstance(reason, (OperationalError, NotReplicated))
+    return out_of_reach and not isinstance(reason, ServerFull)
+
+
+class PooledRequest(Request):
+    """For other pools: it waits there, and has begun when a thread or greenlet takes it up."""
+
+    _greenlets = CancelledGreenlets()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Celery makes a class for each task, whose `on_success` acks what was cancelled, too."""
+        super().__init_subclass__(**options)
+        cls.on_success = _unless_cancelled(cls.on_success)
+
+    def revoked(self) -> bool:
+        """Whether it is known to have been revoked."""
+        return bool(CeleryRequest.revoked(self))
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """The pool is about to run it, in this thread. Raises what ends that."""
+        if not self._may_begin():
+            raise _end(f"task {self.name}[{self.id}] is not run: it is in its queue again")
+        super().on_accepted(pid, time_accepted)
+
+    def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
+        """End it in a cold shutdown, where the pool can. The worker waits for threads.
+
+        Celery's error would interrupt the event loop at any line, and so lose the ack of a task
+        that has ended.
+        """
+        if self.task.acks_late and not self.acknowledged:
+            self._greenlets.add(self)
+        try:
+            CeleryRequest.cancel(self, pool, *args, **kwargs)
+        except NotImplementedError:
+            self._greenlets.discard(self)
+
+
+def _unless_cancelled(on_success: Any) -> Any:
+    def on_success_unless_cancelled(self: Any, result: Any, **options: Any) -> None:
+        was_killed = tuple(result) == KILLED and self in self._greenlets
+        if not was_killed:
+            on_success(self, result, **options)
+        self._greenlets.end(self, was_killed)
+
+    return on_success_unless_cancelled
+
+
+def _end(reason: str) -> BaseException:
+    """An error that the pool keeps to itself: greenlets would print any other."""
+    if "gevent" in sys.modules or "eventlet" in sys.modules:
+        from greenlet import GreenletExit  # type: ignore[import-untyped]
+
+        ended: BaseException = GreenletExit(reason)
+        return ended
+    return LeaseLost(reason)

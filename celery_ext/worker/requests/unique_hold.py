@@ -1,0 +1,62 @@
+"""Reports the end of a task that keeps its unique key until then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import Reject, Retry
+from celery.utils.log import get_logger
+
+from kombu_delayed.consumer.outbox import Held
+from kombu_delayed.message.envelope import FINISHED, UNTIL_HEADER
+from kombu_delayed.store.calls.shards import queue_of
+
+from ...app.broker import own_broker
+from ...errors import BROKER_FAILS
+
+logger = get_logger(__name__)
+
+#: A task that was acked early has its key for so long after it has begun, unless it has a hard time
+#: limit: then for so much longer than that. If its process is killed, nobody reports the end.
+LONGEST_MS, MARGIN_MS = 24 * 3_600_000, 60_000
+
+
+class UniqueHold:
+    """The unique key of a task that was received."""
+
+    def __init__(self, app: Celery, message: Any, shard: str) -> None:
+        channel, headers = message.channel, message.headers
+        self._app, self._channel = app, channel
+        key = str(headers["delayed_unique"])
+        home = channel.store.shards.home(queue_of(shard), key)
+        self._of: Callable[[int], Held] = lambda ms: Held(home, key, str(headers["id"]), ms)
+
+    @classmethod
+    def of(cls, app: Celery, message: Any, shard: str) -> UniqueHold | None:
+        """None: it has none, or came from another transport."""
+        headers = message.headers
+        if headers.get(UNTIL_HEADER) != FINISHED or "delayed_unique" not in headers:
+            return None
+        return cls(app, message, shard) if hasattr(message.channel, "handed_out") else None
+
+    def begins(self, limit_seconds: float | None) -> None:
+        """Its message is about to be acked."""
+        limit_ms = int(limit_seconds * 1000) + MARGIN_MS if limit_seconds else LONGEST_MS
+        self._tell(self._of(limit_ms))
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """With this error, or well; a retry goes on. Twice is safe."""
+        if isinstance(error, Retry) or (isinstance(error, Reject) and error.requeue):
+            return
+        self._tell(self._of(0))
+
+    def _tell(self, held: Held) -> None:
+        if not self._channel.closed:
+            self._channel.handed_out.hold(held)
+            return
+        try:  # its worker has connected anew meanwhile
+            own_broker(self._app).store.ask("hold", held.queue, entries=held[1:])
+        except BROKER_FAILS as error:
+            logger.warning("The unique key of task %s cannot be given back: %s", held.id, error)

@@ -1,0 +1,1 @@
+"""Warm and cold shutdown."""

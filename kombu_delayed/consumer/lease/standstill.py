@@ -1,0 +1,119 @@
+"""Notices a loop that stands still, and gives up what it has claimed and not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ...connection import native
+from ...errors import UNREACHABLE
+from ...store.store import Store
+
+logger = native.get_logger(__name__)
+
+
+class Unbegun(NamedTuple):
+    """A message that was claimed and whose program has not begun on it."""
+
+    queue: str
+    tag: int
+    has_slots: bool = False
+
+
+class Progress:
+    """Watches one loop. The loop stamps it; the keeper's thread checks it.
+
+    `take_back` takes what has not begun away from the loop, so that this one owns it; `tell` gives
+    back what that has of global limits; `queues` gives the queues that are consumed.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        clock: Callable[[], float],
+        take_back: Callable[[], list[Unbegun]],
+        tell: Callable[[Store, str, int], None],
+        queues: Callable[[], Iterable[str]],
+    ) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._take_back = take_back
+        self._tell = tell
+        self._queues = queues
+        self._at = clock()
+        self._has_stopped = False
+        self._left: list[Unbegun] = []
+        self._owes_promises = False
+        #: On a Cluster a thread for each node checks.
+        self._lock = native.lock()
+
+    def stamp(self) -> None:
+        """The loop goes on."""
+        self._at = self._clock()
+
+    def waits(self, seconds: float) -> None:
+        """The loop waits for messages, for so long at the most."""
+        self._at = self._clock() + seconds
+
+    def check(self, store: Store, consumer: str) -> None:
+        """Give up what has not begun where the loop has stood still for a lease.
+
+        What could not be told to the server is told with the next check. Raises redis-py's
+        connection errors.
+        """
+        if not self._lock.acquire(False):
+            return
+        try:
+            self._check(store, consumer)
+        finally:
+            self._lock.release()
+
+    def _check(self, store: Store, consumer: str) -> None:
+        has_stopped = self._clock() - self._at >= self._seconds
+        is_new, self._has_stopped = has_stopped and not self._has_stopped, has_stopped
+        if is_new:
+            self._left += self._take_back()
+            if self._left:
+                logger.warning(
+                    "The event loop of consumer %s has been stuck for %g s: other consumers get %d"
+                    " messages that it has claimed and not started",
+                    consumer,
+                    self._seconds,
+                    len(self._left),
+                )
+            self._owes_promises = True
+        errors = self._release(store, consumer)
+        if has_stopped and not errors:
+            self._tell(store, consumer, int(self._seconds * 1000))
+        if self._owes_promises:
+            self._pass_promises_on(store)
+            self._owes_promises = False
+        if errors:
+            raise errors[0]
+
+    def forget(self) -> None:
+        """Others have all that was claimed."""
+        self._left = []
+
+    def _release(self, store: Store, consumer: str) -> list[BaseException]:
+        """Returns the errors of queues whose node cannot be reached."""
+        left, errors = self._left, []
+        for queue in {each.queue for each in left}:
+            mine = [each for each in left if each.queue == queue]
+            try:
+                self._release_of(queue, mine, store, consumer)
+            except UNREACHABLE as error:
+                errors.append(error)
+        return errors
+
+    def _release_of(self, queue: str, mine: list[Unbegun], store: Store, consumer: str) -> None:
+        store.release(queue, consumer, [each.tag for each in mine])
+        if slots := [each.tag for each in mine if each.has_slots]:
+            store.free(queue, consumer, slots, on_error=lambda: None)
+            store.run.settle()
+        self._left = [each for each in self._left if each.queue != queue]
+
+    def _pass_promises_on(self, store: Store) -> None:
+        # The first token may go to the very loop that stands still, as it waits for one.
+        for _ in range(2):
+            store.claimable.announce_all([*self._queues()])

@@ -1,0 +1,1 @@
+"""Messages in the ready lists, and their index by id."""

@@ -1,0 +1,1 @@
+"""How scripts are loaded, called and measured, and in which shard they run."""

@@ -1,0 +1,164 @@
+"""Loads the Lua scripts, and gives them their keys and arguments by name."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from time import perf_counter
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from . import instrumentation
+
+_SIGNATURE = re.compile(r"^-- (keys|arguments): (.*)$")
+_PARAMETER = re.compile(r"([a-z]\w*)(\.\.\.|:number)?")
+_INCLUDE = re.compile(r"^( *)-- include: (.*)$")
+_NEEDS = re.compile(r"^-- needs: (?!nothing$)(.*)$", re.MULTILINE)
+_FUNCTION = re.compile(r"^local function (\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
+
+
+class Script:
+    """One Lua file. Its header names its keys and arguments; a call gives all of them by name."""
+
+    def __init__(self, name: str, source: str) -> None:
+        self.name = name
+        self.keys: list[str] = []
+        self.arguments: list[str] = []
+        self.variadic: set[str] = set()
+        self.source = self._assemble(source)
+        self.names = {*self.keys, *self.arguments}
+        self.sha = hashlib.sha1(self.source.encode()).hexdigest()
+
+    def _assemble(self, source: str) -> str:
+        lines: list[str] = []
+        for line in source.splitlines():
+            if signature := _SIGNATURE.match(line):
+                declared = self._declared(signature[1], signature[2].split())
+                lines.append("local {} = {}".format(*map(", ".join, zip(*declared, strict=True))))
+            else:
+                lines.extend(self._with_included(line))
+        return _without_unused("\n".join(lines) + "\n")
+
+    def _declared(self, kind: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """The local of each key or argument, and where it gets its value."""
+        names, table = (self.keys, "KEYS") if kind == "keys" else (self.arguments, "ARGV")
+        for word in words:
+            parameter = _PARAMETER.fullmatch(word)
+            if parameter is None or {*names} & self.variadic:
+                raise SyntaxError(f"{self.name}.lua: {word!r} cannot stand in its {kind}")
+            name, form = parameter.groups()
+            if name in {*self.keys, *self.arguments}:
+                raise SyntaxError(f"{self.name}.lua names {name} twice")
+            names.append(name)
+            value = f"{table}[{len(names)}]"
+            if form == "...":
+                self.variadic.add(name)
+                value = f"{{unpack({table}, {len(names)})}}"
+            yield name, f"tonumber({value})" if form == ":number" else value
+
+    def _with_included(self, line: str) -> Iterator[str]:
+        """A line, behind what it includes, which stands where the line does: in a branch or not."""
+        if include := _INCLUDE.match(line):
+            for name in include[2].split():
+                for each in self._included(name).splitlines():
+                    yield from self._with_included(each and include[1] + each)
+        yield line
+
+    def _included(self, name: str) -> str:
+        text = _read(f"include/{name}.lua")
+        needed = _NEEDS.search(text)
+        missing = set(needed[1].split() if needed else ()) - {*self.keys, *self.arguments}
+        if missing:
+            raise SyntaxError(f"{self.name}.lua includes {name}, which needs {sorted(missing)}")
+        return text
+
+    def keys_among(self, keys: object, owner: str | None = None) -> dict[str, Any]:
+        """Of its keys those that `keys` has under the same names; some are of an owner."""
+        found = {}
+        for name in self.keys:
+            key = getattr(keys, name, None)
+            if callable(key):
+                key = None if owner is None else key(owner)
+            if key is not None:
+                found[name] = key
+        return found
+
+    def pack(self, given: dict[str, Any]) -> tuple[Any, ...]:
+        """What follows the SHA in EVALSHA: number of keys, keys, arguments."""
+        if given.keys() != self.names:
+            raise TypeError(
+                f"{self.name}.lua takes {[*self.keys, *self.arguments]}, not {sorted(given)}"
+            )
+        keys = [given[name] for name in self.keys]
+        arguments = [given[name] for name in self.arguments]
+        for names, values in ((self.keys, keys), (self.arguments, arguments)):
+            if names and names[-1] in self.variadic:
+                values[-1:] = values[-1]
+        return (len(keys), *keys, *arguments)
+
+    def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
+        """Run it. A server that has lost its scripts is given this one again."""
+        packed = self.pack(given)
+        told = instrumentation.current
+        began = perf_counter() if told is not None else 0.0
+        try:
+            return run("EVALSHA", self.sha, *packed)
+        except NoScriptError:
+            return run("EVAL", self.source, *packed)
+        finally:
+            if told is not None:
+                told.script_took(self.name, perf_counter() - began)
+
+
+#: A script and its arguments.
+Call = tuple[Script, dict[str, Any]]
+
+#: Where `whole` has it: behind the name of the command, the source and the number of keys.
+FIRST_KEY = 3
+
+
+def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
+    """The command that runs a script, whole: nobody waits for a server that has lost it."""
+    return ("EVAL", move.source, *move.pack(given))
+
+
+def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call]) -> list[Any]:
+    """Run scripts in one go by `many` of a connection; a refusal is an answer."""
+    began = perf_counter()
+    packed = [(move, move.pack(given)) for move, given in calls]
+    answers = many([("EVALSHA", move.sha, *arguments) for move, arguments in packed])
+    while lost := [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
+        # The server is given the first one again, and each node of a Cluster in its turn.
+        again = [("EVALSHA", packed[n][0].sha, *packed[n][1]) for n in lost[1:]]
+        first, arguments = packed[lost[0]]
+        found = many([("EVAL", first.source, *arguments), *again])
+        for n, answer in zip(lost, found, strict=True):
+            answers[n] = answer
+    if calls and (told := instrumentation.current) is not None:
+        for move, _ in calls:
+            told.script_took(move.name, (perf_counter() - began) / len(calls))
+    return answers
+
+
+def _without_unused(source: str) -> str:
+    """Without functions that nothing calls: a server makes each of them anew for every call."""
+    names = Counter(re.findall(r"\w+", re.sub(r"--.*", "", source)))
+    left = _FUNCTION.sub(lambda each: "" if names[each[1]] == 1 else each[0], source)
+    return source if left == source else _without_unused(left)
+
+
+def _read(path: str) -> str:
+    return (
+        files("kombu_delayed.store").joinpath("lua", *path.split("/")).read_text(encoding="utf-8")
+    )
+
+
+@cache
+def script(name: str) -> Script:
+    """The script `lua/<name>.lua`."""
+    return Script(name, _read(f"{name}.lua"))

@@ -1,0 +1,214 @@
+"""A queue spread over several: each shard is a queue of its own in Redis, and so in a slot.
+
+Shard 0 has the queue's own name, so that a queue can be spread, and put together again, while
+there is something in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from time import monotonic
+from typing import Any
+from zlib import crc32
+
+from ...connection.commands import pairs
+from ...connection.connection import ServerConnection
+from ...connection.native import get_logger
+from ...errors import UNREACHABLE
+from ..keys import shard_count, shard_counts
+from .scripts import script
+
+logger = get_logger(__name__)
+
+#: Between a queue's name and the number of a shard.
+MARK = "\x1f"
+
+#: How often a process looks whether another one spreads a queue over more shards than it knows.
+LOOK_SECONDS = 10.0
+
+#: While the node that knows the number cannot be reached, it is asked this often.
+RETRY_SECONDS = 1.0
+
+#: Queues of Celery's remote control and events, of which each process has some.
+CELERY_OWN = re.compile(r"\.pidbox$|^celeryev\.")
+
+
+def shard_name(queue: str, number: int) -> str:
+    """What a shard is called in Redis."""
+    return f"{queue}{MARK}{number}" if number else queue
+
+
+def queue_of(shard: str) -> str:
+    """The queue that a shard belongs to."""
+    queue, _, number = shard.partition(MARK)
+    return queue if number.isdecimal() else shard
+
+
+def is_shard(name: str) -> bool:
+    """Whether it is a shard that has not its queue's own name."""
+    return queue_of(name) != name
+
+
+@lru_cache(maxsize=4096)
+def _can_be_spread(queue: str) -> bool:
+    return not (is_shard(queue) or CELERY_OWN.search(queue))
+
+
+def number_of(shard: str) -> int:
+    """Which one it is of its queue's shards, from 0 on."""
+    return int(shard.partition(MARK)[2]) if is_shard(shard) else 0
+
+
+def label(shard: str) -> str:
+    """What a shard is called for people."""
+    return f"{queue_of(shard)}, shard {number_of(shard)}" if is_shard(shard) else shard
+
+
+class Shards:
+    """The shards of each queue. `configured` is the transport option `delayed_shards`.
+
+    What they were spread over before is remembered in Redis, for who consumes or looks after them.
+    """
+
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        prefix: str = "",
+        configured: int | Mapping[str, int] = 1,
+    ) -> None:
+        self._run = run
+        self._key = shard_counts(prefix)
+        self._configured = configured
+        self._most: dict[str, int] = {}
+        self._looked_at = -LOOK_SECONDS
+
+    def count(self, queue: str) -> int:
+        """Over how many shards messages are spread that are sent now."""
+        if self._configured == 1:
+            return 1
+        if not isinstance(self._configured, int):
+            return self._configured.get(queue, 1)
+        return 1 if CELERY_OWN.search(queue) else self._configured
+
+    def home(self, queue: str, id: str) -> str:
+        """The shard for a message that is sent now."""
+        count = self.count(queue)
+        if count == 1:
+            return queue
+        self._known(queue)
+        return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
+
+    #: Where to send a message: to its home, or to a shard that can take it.
+    place = home
+
+    def all(self, queue: str) -> tuple[str, ...]:
+        """All that there may be messages in, also when fewer are filled now."""
+        if not _can_be_spread(queue) or (count := self._known(queue)) == 1:
+            return (queue,)
+        return tuple(shard_name(queue, n) for n in range(count))
+
+    def nearest(self, queue: str, id: str) -> tuple[str, ...]:
+        """As `all`, the shard in front where a message with this id is to be looked for first."""
+        found = self.all(queue)
+        home = self.home(queue, id)
+        return (home, *(name for name in found if name != home)) if home in found else found
+
+    def look_again(self) -> None:
+        """Ask Redis with the next call, for who must miss none."""
+        self._looked_at = -LOOK_SECONDS
+
+    def look_at_all(self, queues: Iterable[str]) -> None:
+        """Ask Redis now, in few round trips, of how many shards these queues have."""
+        self.look_again()
+
+    def forget(self, queue: str) -> None:
+        """The queue is deleted."""
+        if self._most.pop(queue, 1) > 1:
+            self._run("HDEL", self._key, queue)
+
+    def _raise(self, queue: str, key: str, count: int) -> int:
+        """Remember that a queue is spread over so many; returns the most that it ever was."""
+        most: int = script("shards")(self._run, counts=key, queue=queue, count=count)
+        return most
+
+    def _known(self, queue: str) -> int:
+        now = monotonic()
+        if now - self._looked_at >= LOOK_SECONDS:
+            found = pairs(self._run("HGETALL", self._key))
+            self._most = {
+                name.decode(errors="surrogateescape"): int(count) for name, count in found
+            }
+            self._looked_at = now
+        count, most = self.count(queue), self._most.get(queue, 1)
+        if count > most:
+            most = self._most[queue] = self._raise(queue, self._key, count)
+        return most
+
+
+class QueueShards(Shards):
+    """As `Shards`, remembered with each queue: on a Cluster no queue needs another one's node.
+
+    `is_down` says whether the node of a shard is known not to answer.
+    """
+
+    def __init__(
+        self,
+        run: ServerConnection,
+        prefix: str = "",
+        configured: int | Mapping[str, int] = 1,
+        is_down: Callable[[str], bool] = lambda shard: False,
+    ) -> None:
+        super().__init__(run, prefix, configured)
+        self._run_many = run.many
+        self._prefix = prefix
+        self._is_down = is_down
+        self._seen_at: dict[str, float] = {}
+
+    def look_again(self) -> None:
+        """Ask Redis with the next call, for who must miss none."""
+        self._seen_at.clear()
+
+    def place(self, queue: str, id: str) -> str:
+        """As `Shards.place`: another shard while the node of its home is down."""
+        home, count = self.home(queue, id), self.count(queue)
+        if count == 1 or not self._is_down(home):
+            return home
+        first = number_of(home)
+        others = (shard_name(queue, (first + n) % count) for n in range(1, count))
+        return next((shard for shard in others if not self._is_down(shard)), home)
+
+    def look_at_all(self, queues: Iterable[str]) -> None:
+        """Ask Redis now; where the node that knows is down, with the next call."""
+        self.look_again()
+        asked = [queue for queue in queues if _can_be_spread(queue)]
+        commands = [("HGET", shard_count(queue, self._prefix), queue) for queue in asked]
+        answers, now = self._run_many(commands), monotonic()
+        for queue, answer in zip(asked, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                self._most[queue], self._seen_at[queue] = int(answer or 1), now
+
+    def forget(self, queue: str) -> None:
+        """The queue is deleted."""
+        self._seen_at.pop(queue, None)
+        if self._most.pop(queue, 1) > 1:
+            self._run("DEL", shard_count(queue, self._prefix))
+
+    def _known(self, queue: str) -> int:
+        """As far as the node that knows can be asked, or could before, and else as configured."""
+        now, count = monotonic(), self.count(queue)
+        if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:
+            try:
+                self._look(queue, count)
+                self._seen_at[queue] = now
+            except UNREACHABLE as error:
+                self._seen_at[queue] = now - LOOK_SECONDS + RETRY_SECONDS
+                logger.info("Cannot ask how many shards queue %r has now: %s", queue, error)
+        return max(self._most.get(queue, 1), count)
+
+    def _look(self, queue: str, count: int) -> None:
+        key = shard_count(queue, self._prefix)
+        self._most[queue] = int(self._run("HGET", key, queue) or 1)
+        if count > self._most[queue]:
+            self._most[queue] = self._raise(queue, key, count)

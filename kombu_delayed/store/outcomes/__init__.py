@@ -1,0 +1,1 @@
+"""Outcomes of tasks, and their counts over time."""

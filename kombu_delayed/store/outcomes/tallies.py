@@ -1,0 +1,174 @@
+"""How tasks go over time, as workers count it: how many end in which way, how late, how long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from ...connection.commands import pairs
+from ..calls.caller import chunks, without_errors
+from ..calls.scripts import Call
+from ..store import Store
+
+
+class Level(NamedTuple):
+    """Seconds of a slot, and of all slots that are kept in one hash."""
+
+    slot: int
+    span: int
+
+
+#: The last hour by minutes, the last day by quarters of an hour, the last week by two hours.
+LEVELS = {"hour": Level(60, 3_600), "day": Level(900, 86_400), "week": Level(7_200, 604_800)}
+
+#: Times are counted by these bounds, in ms, and above the last one.
+BOUNDS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
+
+#: Ends that are counted, by what an outcome is called in its record.
+ENDS = {"+": 0, "-": 1, "~": 2, "x": 3}
+
+_TIMES = len(BOUNDS_MS) + 1
+#: Where in the numbers of a task the run times are, and where the lateness is: a sum, then counts.
+_RUNS, _LATE = len(ENDS), len(ENDS) + 1 + _TIMES
+_SIZE = _LATE + 1 + _TIMES
+
+#: Minutes of tasks that a worker remembers while Redis is away.
+MOST = 5_000
+
+
+def _place(ms: float) -> int:
+    return next((n for n, bound in enumerate(BOUNDS_MS) if ms < bound), _TIMES - 1)
+
+
+@dataclass
+class Tally:
+    """What tasks have done in one time."""
+
+    numbers: list[int] = field(default_factory=lambda: [0] * _SIZE)
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally([a + b for a, b in zip(self.numbers, other.numbers, strict=True)])
+
+    @classmethod
+    def of(cls, text: bytes) -> Tally:
+        """As it is in Redis; a version with more numbers may have written it."""
+        numbers = [*map(int, text.split())][:_SIZE]
+        return cls(numbers + [0] * (_SIZE - len(numbers)))
+
+    @property
+    def ended(self) -> int:
+        """Attempts that have succeeded or failed, for good or until another try."""
+        return sum(self.numbers[:3])
+
+    def end(self, state: str) -> int:
+        """How many have ended so: one of `ENDS`."""
+        return self.numbers[ENDS[state]]
+
+    def run_seconds(self, share: float) -> float | None:
+        """So long was the run time of such a share at most, about; None: nothing has ended."""
+        return _quantile(self.numbers[_RUNS + 1 : _LATE], share)
+
+    def late_seconds(self, share: float) -> float | None:
+        """As `run_seconds`, from when a delayed task was due until it began."""
+        return _quantile(self.numbers[_LATE + 1 :], share)
+
+    @property
+    def mean_run_seconds(self) -> float | None:
+        """The mean run time; None: nothing has ended."""
+        count = sum(self.numbers[_RUNS + 1 : _LATE])
+        return self.numbers[_RUNS] / count / 1000 if count else None
+
+    def add_time(self, at: int, ms: float) -> None:
+        self.numbers[at] += int(ms)
+        self.numbers[at + 1 + _place(ms)] += 1
+
+
+def _quantile(counts: Sequence[int], share: float) -> float | None:
+    total = sum(counts)
+    if not total:
+        return None
+    wanted = share * total
+    for n, reached in enumerate(accumulate(counts)):
+        if counts[n] and reached >= wanted:
+            low, high = (0, *BOUNDS_MS)[n], (*BOUNDS_MS, 3 * BOUNDS_MS[-1])[n]
+            part = (wanted - (reached - counts[n])) / counts[n]
+            return (low + (high - low) * part) / 1000
+    return None
+
+
+class Tallies:
+    """What a worker counts of one queue, until it is in Redis. For one thread."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, str], Tally] = {}
+        self._sent: list[tuple[int, Sequence[str | int]]] = []
+        self._number = 0
+
+    def began(self, task: str, at: float, late_ms: float) -> None:
+        """A task that was delayed has begun, so much later than it was due."""
+        if (tally := self._tally(task, at)) is not None:
+            tally.add_time(_LATE, max(late_ms, 0))
+
+    def ended(self, task: str, at: float, state: str, run_ms: float | None) -> None:
+        """A task has ended: `state` is one of `ENDS`."""
+        if (tally := self._tally(task, at)) is not None:
+            tally.numbers[ENDS[state]] += 1
+            if run_ms is not None:
+                tally.add_time(_RUNS, run_ms)
+
+    def _tally(self, task: str, at: float) -> Tally | None:
+        key = int(at) // 60 * 60, task
+        if key not in self._counts and len(self._counts) >= MOST:
+            return None
+        return self._counts.setdefault(key, Tally())
+
+    def calls(self, store: Store, queue: str, worker: str) -> list[Call]:
+        """The scripts that add them; the same again until `were_written`."""
+        if not self._sent:
+            counts, self._counts = [*self._counts.items()], {}
+            for part in chunks(counts):
+                self._number += 1
+                entries = [
+                    each
+                    for (at, task), tally in part
+                    for each in (at, task, " ".join(map(str, tally.numbers)))
+                ]
+                self._sent.append((self._number, entries))
+        levels = " ".join(f"{each.slot}:{each.span}" for each in LEVELS.values())
+        return [
+            store.call("tally", queue, worker=worker, number=n, levels=levels, entries=entries)
+            for n, entries in self._sent
+        ]
+
+    def were_written(self) -> None:
+        """The last calls have been carried out."""
+        self._sent = []
+
+
+class Slot(NamedTuple):
+    """What tasks of a name have done in a slot of time, which begins `at` s since the epoch."""
+
+    queue: str
+    at: int
+    task: str
+    tally: Tally
+
+
+def slots(store: Store, queues: Sequence[str], level: str, now: float) -> Iterator[Slot]:
+    """What was counted in the last hour, day or week. A queue is one shard."""
+    size, span = LEVELS[level]
+    first = int(now) // size * size - span + size
+    places = [(queue, period) for queue in queues for period in {first // span, int(now) // span}]
+    commands = [
+        ("HGETALL", f"{store.keys(queue).outcomes}rates:{size}:{period}")
+        for queue, period in places
+    ]
+    answers = without_errors(store.run.many(commands)) if commands else []
+    for (queue, period), answer in zip(places, answers, strict=True):
+        for name, text in pairs(answer):
+            place, _, task = name.decode(errors="surrogateescape").partition(":")
+            at = period * span + int(place) * size
+            if first <= at <= now:
+                yield Slot(queue, at, task, Tally.of(text))

@@ -1,0 +1,85 @@
+"""Numbers of limits that were set at run time, and hold in place of those that are declared."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import NamedTuple
+
+from ...connection.commands import pairs
+from ...message.ticket import plain
+from ..calls.caller import CALL_LIMIT, Caller
+
+
+class Override(NamedTuple):
+    """What was set for a limit; None: that is as it is declared. Times are in ms, 0: no end."""
+
+    slots: int | None
+    every_ms: float | None
+    burst: int | None
+    rate: str = ""
+    until_ms: int = 0
+    at_ms: int = 0
+    by: str = ""
+    why: str = ""
+
+    @property
+    def numbers(self) -> str:
+        """As scripts read them."""
+        each = self.slots, self.every_ms, self.burst
+        return " ".join("-" if number is None else repr(number) for number in each)
+
+
+class Overrides:
+    """What was set for the limits of queues. A queue with limits of its own has one shard."""
+
+    def __init__(self, store: Caller) -> None:
+        self._store = store
+
+    def set(self, queue: str, limit: str, override: Override, length_ms: int = 0) -> None:
+        """Let other numbers hold for a limit, for so long or until `reset`, for what waits too."""
+        about = {
+            "by": override.by,
+            "why": override.why,
+            "at": override.at_ms,
+            "rate": override.rate,
+        }
+        given = {"numbers": override.numbers, "length_ms": length_ms, "note": json.dumps(about)}
+        self._store.ask("set_limit", queue, name=plain(limit), **given)
+        self._retry(queue, limit)
+
+    def reset(self, queue: str, limit: str) -> bool:
+        """Let the declared numbers hold again; returns whether others were set."""
+        was_set = bool(self._store.ask("reset_limit", queue, name=plain(limit)))
+        self._retry(queue, limit)
+        return was_set
+
+    def of(self, queue: str) -> dict[str, Override]:
+        """What holds now, by the names of limits as slots have them."""
+        found = self._store.ask("overrides", queue)
+        return {name.decode(): _read(text) for name, text in pairs(found)}
+
+    def _retry(self, queue: str, limit: str) -> None:
+        cursor = b"0"
+        while True:
+            given = {"cursor": cursor, "count": CALL_LIMIT}
+            cursor = self._store.ask("retry_limit", queue, name=plain(limit), **given)
+            if int(cursor) == 0:
+                return
+
+
+def _read(text: bytes) -> Override:
+    slots, every_ms, burst, until_ms, note = text.decode(errors="replace").split(" ", 4)
+    told = {}
+    with suppress(ValueError):  # somebody has written it by hand
+        told = json.loads(note)
+    return Override(
+        None if slots == "-" else int(slots),
+        None if every_ms == "-" else float(every_ms),
+        None if burst == "-" else int(burst),
+        str(told.get("rate", "")),
+        int(until_ms),
+        int(told.get("at", 0)),
+        str(told.get("by", "")),
+        str(told.get("why", "")),
+    )
