@@ -23,9 +23,9 @@ from tests.benchmarks.report import BENCHMARKS, Benchmark, Figures, Row, as_page
 from tests.benchmarks.rig import rig
 
 #: In the order of the page.
-GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "failovers"
-GROUPS += "liveness", "outcomes", "shards", "waking", "sizing", "forms", "spark", "spark_by_hand"
-GROUPS += ("spark_simulate",)
+GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "callbacks"
+GROUPS += "failovers", "liveness", "outcomes", "shards", "waking", "sizing", "forms"
+GROUPS += "spark", "spark_by_hand", "spark_simulate"
 
 #: The measurements of other queues, which have a table of their own.
 PEERS = "peers"

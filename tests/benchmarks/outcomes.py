@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
-from pathlib import Path
 
 from tests.benchmarks.app import EXTENDED
 from tests.benchmarks.report import Figures, Line, benchmark
-from tests.benchmarks.rig import WARM_UP, Rig, Worker, cpu_seconds
+from tests.benchmarks.rig import WARM_UP, Rig, cpu_seconds, processor_seconds
 
 #: Of the throughput of a worker that records nothing.
 COST = 0.03
 
 #: How often a worker writes.
 INTERVAL_SECONDS = 1.0
-
-
-def _worker_seconds(worker: Worker) -> float:
-    """The processor time of the main process, which records; its pool runs the tasks."""
-    fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _drain(rig: Rig, count: int, extended: str) -> Figures:
@@ -32,14 +24,14 @@ def _drain(rig: Rig, count: int, extended: str) -> Figures:
     rig.await_done(WARM_UP, 60, [worker])
     began, worker_began, server_began = (
         worker.count(),
-        _worker_seconds(worker),
+        processor_seconds(worker.pid),
         cpu_seconds(rig.redis),
     )
     rig.await_done(count, 120, [worker])
     time.sleep(2 * INTERVAL_SECONDS)  # it writes what has happened last
     tasks = count - began
     found = {
-        "worker_us": (_worker_seconds(worker) - worker_began) / tasks * 1e6,
+        "worker_us": (processor_seconds(worker.pid) - worker_began) / tasks * 1e6,
         "server_us": (cpu_seconds(rig.redis) - server_began) / tasks * 1e6,
     }
     starts = worker.starts()
@@ -52,7 +44,7 @@ def _drain(rig: Rig, count: int, extended: str) -> Figures:
     "outcomes",
     Line(
         "tasks that do nothing through one worker (prefork, `-c 2`) that records their outcomes "
-        "(that records none)",
+        "and counts them for trends (that records none)",
         "{rate:,.0f}/s ({silent_rate:,.0f}/s)",
         f"≥ {1 - COST:.2f} × a worker that records none",  # noqa: RUF001
         ("rate", "silent_rate"),

@@ -80,6 +80,8 @@ class Rig:
     server: Server
     stack: contextlib.ExitStack
     workers: list[Worker] = field(default_factory=list)
+    #: All processes that it has started.
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def scaled(self, full: T, quick: T) -> T:
         return quick if self.quick else full
@@ -125,6 +127,7 @@ class Rig:
                 start_new_session=True,
             )
         self.stack.callback(end, process)
+        self.started.append(process)
         return process
 
     def apart(self, function: Callable[..., T], *arguments: Any, seconds: float = 120) -> T:
@@ -165,6 +168,12 @@ def cpu_seconds(client: redis.Redis) -> float:
     """The processor time that a server has taken."""
     found: Any = client.info("cpu")
     return float(found["used_cpu_user"] + found["used_cpu_sys"])
+
+
+def processor_seconds(pid: int) -> float:
+    """The processor time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
