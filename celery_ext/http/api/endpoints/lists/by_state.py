@@ -141,7 +141,7 @@ def ready_page(
                 if left <= 0 or len(found) >= limit:
                     return found, cursors.write(shard, start, str(number))
                 looked_at, more, page = lists.page(number, start, needles)
-                left -= max(looked_at, 1)
+                left -= max(looked_at, 1) * query.weight
                 for each in page:
                     if not id_of(each.message):
                         continue
