@@ -83,7 +83,10 @@ def test_terminate_over_http(
     answer = api.post("/v1/tasks/long/terminate")
     assert (answer.status_code, answer.json()["status"]) == (202, "running")
     assert revoked == [TOLD]
-    assert api.post("/v1/tasks/later/terminate").status_code == 409
+    done = '["+",NOW,0,5]'
+    note(delayed, "done", "+", '["t","till.charge",null]', '["s",NOW,0,"w1:1:a",7]', done)
+    for id in ("later", "done"):
+        assert api.post(f"/v1/tasks/{id}/terminate").status_code == 409
     assert api.post("/v1/tasks/none/terminate").status_code == 404
     assert revoked == [TOLD]
 
