@@ -128,6 +128,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
     def open(url: str, width: int = 1280, **options: Any) -> Page:
         context = browser.new_context(viewport={"width": width, "height": 800}, **options)
         context.set_default_timeout(10_000)
+        context.set_default_navigation_timeout(30_000)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: troubles.append(str(error)))
