@@ -150,8 +150,8 @@ class Consumer:
         return max((part.claims.room() for part in tuple(self.parts)), default=0)
 
     def _claim_at(self) -> float:
-        """When a claim is worth a call: slots of global limits are taken right before it."""
-        return min((part.claims.worth_at() for part in tuple(self.parts)), default=0.0)
+        """When a claim is worth a call, of any part: slots of global limits are taken before it."""
+        return max((part.claims.worth_at() for part in tuple(self.parts)), default=0.0)
 
     def _make_ready(self, queue: str) -> bool:
         """There may be slots for a queue; returns whether this consumer claims of it at once."""

@@ -270,4 +270,6 @@ class Part:
                     raise
                 if payload is not None:
                     return payload, claimed.record
+                # What it had of limits is the next one's.
+                self._qos.outbox.flush(self.session.store, self.session.lease)
         return None

@@ -51,11 +51,10 @@ end
 
 local granted, called = {}, {}
 
--- The next of a queue's shards that wants something.
+-- The first of a queue's shards that wants something: all for one, so that few claims bring many messages. Who has
+-- claimed of a shard names it last.
 local function next_shard(want)
-  repeat
-    want.at = want.at % #want.shards + 1
-  until want.shards[want.at].count > 0
+  while want.shards[want.at].count == 0 do want.at = want.at + 1 end
   return want.shards[want.at]
 end
 
@@ -126,7 +125,7 @@ for i = 1, #wanted, 4 do
   local name, limit, cost, count = wanted[i], wanted[i + 1], tonumber(wanted[i + 2]), tonumber(wanted[i + 3])
   local queue = name:match('^(.*)\31%d+$') or name  -- its shards have its turns together
   local wants = wants_of[limit] or {}
-  local want = wants[queue] or {shards = {}, count = 0, at = 0}
+  local want = wants[queue] or {shards = {}, count = 0, at = 1}
   wants_of[limit], wants[queue], freed[limit] = wants, want, nil
   want.shards[#want.shards + 1] = {name = name, cost = cost, count = count}
   want.count = want.count + count
