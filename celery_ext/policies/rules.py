@@ -26,7 +26,7 @@ from .of_message import policies_in, read, strategy_text, use_messages
 from .policy import RUN, Policy, PolicyError, checked
 from .retry.apply_strategies import ran_out
 from .retry.strategies import STRATEGY_HEADER, RanOut
-from .written import needs_code, text_of, written
+from .written import text_of, written
 
 logger = get_logger(__name__)
 
@@ -63,11 +63,6 @@ class Rules:
         own, before = parsed(text), parsed(known)
         of_tasks = {**before.get("tasks", {}), **own.get("tasks", {})}
         return as_text({**before, **own, **({"tasks": of_tasks} if of_tasks else {})})
-
-    def offered(self, queue: str) -> str:
-        """The same, if every process can make these policies, and "" if one needs code."""
-        text = self.declared(queue)
-        return "" if needs_code(parsed(text)) else text
 
     def _statement(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {**self._declared.statement(name)}

@@ -85,13 +85,6 @@ def _written(policy: Policy) -> dict[str, Any]:
     }
 
 
-def needs_code(found: Any) -> bool:
-    """Whether what was written has a function or a class of a user somewhere."""
-    if isinstance(found, Mapping):
-        return bool(found.keys() & {OWN, CODE}) or any(map(needs_code, found.values()))
-    return isinstance(found, list) and any(map(needs_code, found))
-
-
 def restored(found: Any, code: Code | None = None) -> Policy:
     """The policy that was written so. Raises PolicyError where this process cannot make it."""
     try:

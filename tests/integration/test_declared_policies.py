@@ -178,66 +178,6 @@ def test_retries_are_those_of_redis(pool: str, start: Start, app: Celery) -> Non
     assert "add[b] retry" not in bare.log
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_a_producer_declares_where_nobody_has(open_app: OpenApp, many: bool) -> None:
-    """A worker that declares nothing obeys before one with the settings has ever started."""
-    producer = open_app(Limit(concurrency=1))
-    if many:
-        producer.delayed.schedule_many(
-            [("noop", (), {}, "2020-01-01T00:00:00+00:00")] * 2, progress=False
-        )
-    else:
-        for _ in range(2):
-            producer.send_task("noop")
-    assert one_at_a_time(open_app())
-
-
-def one_at_a_time(app: Celery) -> bool:
-    with app.connection_for_read() as connection:
-        channel = connection.default_channel
-        assert channel.basic_get("celery") is not None
-        return channel.basic_get("celery") is None
-
-
-def test_a_producer_declares_for_all_shards(open_app: OpenApp) -> None:
-    app = open_app(Fair(), delayed_shards={"celery": 3})
-    app.send_task("noop")
-    store = app.delayed.store
-    found = store.policies.read_all(store.shards.all("celery"))
-    assert [each.text for each in found] == ['{"queue":[{"Fair":{}}]}'] * 3
-
-
-def region(message: Any) -> str:
-    return "east"
-
-
-@pytest.mark.parametrize("dropped", [False, True])
-def test_a_producer_leaves_alone_what_was_declared(open_app: OpenApp, dropped: bool) -> None:
-    """Or what was dropped: an old one may start again at any time."""
-    app = open_app(Limit(concurrency=2))
-    app.delayed.policies.apply("celery")
-    if dropped:
-        app.delayed.policies.drop("celery")
-    records = app.delayed.store.policies
-    before = records.read("celery")
-    open_app(Limit(concurrency=1)).send_task("noop")
-    assert records.read("celery") == before
-
-
-def test_a_producer_declares_nothing_that_some_workers_could_not_obey(open_app: OpenApp) -> None:
-    app = open_app(Fair(by=region))
-    app.send_task("noop")
-    assert app.delayed.store.policies.read("celery").text == ""
-
-
-def test_messages_that_are_no_tasks_declare_nothing(open_app: OpenApp, client: redis.Redis) -> None:
-    app = open_app(Limit(concurrency=1))
-    app.control.ping(timeout=0.1)
-    with app.connection_for_write() as connection:
-        connection.Producer().publish("x", routing_key="celery", declare=[Queue("celery")])
-    assert client.keys("*policies*") == []
-
-
 def test_temporary_queues_have_none(open_app: OpenApp, client: redis.Redis, server: Server) -> None:
     """Such as those of replies and of remote control: their keys would stay."""
     app = open_app(Limit(concurrency=1))

@@ -116,7 +116,7 @@ class _Bulk:
         channel = delayed.connection.default_channel
         self._outbox = Outbox(store, channel.global_keyprefix, self._count)
         self._capture = Capture(self.app, channel)
-        self._rules, self._channel = channel.rules, channel
+        self._rules = channel.rules
         self._store = store
         self._templates: Templates = {} if templates is None else templates
         self._is_stock = _is_stock(self.app)
@@ -258,8 +258,6 @@ class _Bulk:
             task = task_in(entry.message.encode())
             own = written_in(entry.message)
             entry = planned(self._rules, queue, task, own, entry, self._store)
-            if task and not expires_ms:
-                self._channel.offer(queue, self._rules)
         entry = entry if entry.due else entry._replace(due="0")
         self._outbox.schedule(queue, entry, expires_ms)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from functools import cached_property
 from typing import Any
 
-from ...consumer.policy.decisions import Rules, planned
+from ...consumer.policy.decisions import planned
 from ...consumer.policy.of_message import HEADER, USUAL, with_policies
-from ...consumer.policy.offers import offer
 from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
 from ...message.envelope import Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
@@ -41,8 +39,6 @@ class PublishingChannel(ConnectingChannel):
             headers = message.get("headers") or {}
             task, own = str(headers.get("task") or ""), str(headers.get(HEADER) or "")
             entry = planned(rules, queue, task, own, entry, self.store)
-            if task and not expires_ms and queue not in self._offered:
-                self.offer(queue, rules)
         if batch is not None and unique is None:
             batch.add("schedule" if entry.due else "put", queue, entry, expires_ms)
             return
@@ -56,15 +52,6 @@ class PublishingChannel(ConnectingChannel):
         except ServerNotReady:
             server_checks.look_again()  # who reconnects looks at it again, and waits
             raise
-
-    @cached_property
-    def _offered(self) -> set[str]:
-        return set()
-
-    def offer(self, queue: str, rules: Rules) -> None:
-        """Declare this program's policies for a queue that gets tasks, once."""
-        if queue not in self._offered and offer(rules, self.store, queue):
-            self._offered.add(queue)
 
     def _put_in_shard(self, queue: str, entry: Entry, expires_ms: int) -> None:
         put = self.store.schedule if entry.due else self.store.publish
