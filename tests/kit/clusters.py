@@ -148,11 +148,12 @@ class Cluster:
         """Do again a move that the servers have given up, as `redis-cli --cluster fix` does.
 
         Returns whether it is finished; where servers are down or lag it takes another call.
-        After a step of the clock, a replica of the target may have taken over from it.
+        After a step of the clock, a replica of the target may have taken over from it, and nodes
+        may call others failing that are well, for as long as it was ahead.
         """
         with contextlib.suppress(RedisError, OSError, AssertionError, StopIteration, KeyError):
             target = self.successor(target)
-            if self.is_whole() and self.master_of(key) is not target:
+            if self._all_follow() and self.master_of(key) is not target:
                 self.move(key, target, replace=True)
             return self.master_of(key) is target
         return False
@@ -224,7 +225,7 @@ class Cluster:
         """Whether all agree, nothing fails and no replica lags."""
         try:
             seen = all(map(self._sees_all, self.servers))
-            return seen and all(map(self._follows, self.masters()))
+            return seen and self._all_follow()
         except (RedisError, StopIteration):
             return False
 
@@ -242,6 +243,10 @@ class Cluster:
             return False
         with self.client(server) as client:
             return b"cluster_state:ok" in _bytes(client, "CLUSTER", "INFO")
+
+    def _all_follow(self) -> bool:
+        """Whether no replica lags."""
+        return all(map(self._follows, self.masters()))
 
     def _follows(self, master: Server) -> bool:
         with self.client(master) as client:
