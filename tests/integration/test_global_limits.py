@@ -318,7 +318,10 @@ def test_what_is_shown_and_set(open_app: OpenApp, store: Store) -> None:
 
 def test_its_queue_and_its_task_have_it(open_app: OpenApp, store: Store) -> None:
     app = open_app(PROVIDER)
-    app.task(name="mine", policies=[PROVIDER])(print)
+
+    @app.task(name="mine", shared=False, policies=[PROVIDER])
+    def mine() -> None: ...
+
     app.send_task("mine")
     with app.connection_for_read() as connection:
         assert connection.default_channel.basic_get("celery") is not None
