@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from kombu import Queue
+from kombu import Queue, pools
 
 from celery_ext import Delayed, Query
 from celery_ext.cli.checkup import Check, check_up
@@ -56,6 +56,7 @@ def settings(server: Server, **more: Any) -> Settings:
 
 @pytest.fixture
 def app(server: Server) -> Iterator[Celery]:
+    pools.reset()  # producers of an earlier app may know that the queue is large
     with make_app(settings(server)) as app:
         yield app
 
