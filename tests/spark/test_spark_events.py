@@ -179,9 +179,9 @@ def test_columns(reader: Make, client: redis.Redis) -> None:
         # A queue that is new.
         (0, 100, 40, {}, "60 lifecycle events", (61, 100)),
         # The clock was set back; the ids alone would not tell.
-        (0, 60, 60, offset("50-0", 70), "begun anew", (51, 60)),
+        (0, 60, 60, offset("50-0", 70), "started again", (51, 60)),
         # A server that was set up anew, with a clock that is behind.
-        (0, 5, 5, offset("50-0", 1), "begun anew", (1, 5)),
+        (0, 5, 5, offset("50-0", 1), "started again", (1, 5)),
         # A stream that was deleted is another one.
         (
             50,
@@ -243,7 +243,7 @@ def test_a_stream_that_went_because_it_was_idle(
         client.xadd("{q}:events", told(f"m{n}"), id=f"{first_ms + n}-0")
     it, start = reader(), offset("50-0", 50)
     if not is_idle:
-        with pytest.raises(EventsLost, match="begun anew"):
+        with pytest.raises(EventsLost, match="started again"):
             it.latestOffset(start, ReadAllAvailable())
         return
     end = it.latestOffset(start, ReadMaxRows(3))
