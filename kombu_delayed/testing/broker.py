@@ -21,6 +21,8 @@ POLL_SECONDS = 0.005
 #: `{queue}:…` with the global key prefix in front.
 _BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|delayed:waiting|paused|gate:.+)", re.DOTALL)
 _UNACKED = re.compile(r"(.*?)\{(.+)\}:unacked:", re.DOTALL)
+#: What the name of a global limit begins with at the gate of a queue.
+_GLOBAL = "global%2F"
 
 #: Whether something runs in this process, and how many tasks have begun to.
 Activity = Callable[[], tuple[bool, int]]
@@ -101,11 +103,13 @@ class Broker:
         with self.client.pipeline() as pipeline:
             pipeline.zcard(keys.delayed + "waiting")
             pipeline.exists(keys.gate + "turns", keys.gate + "slots")
-            pipeline.zrange(keys.gate + "looks", 0, 0, withscores=True)
+            pipeline.zrange(keys.gate + "looks", 0, -1, withscores=True)
             pipeline.time()
             waiting, can_go_on, looks, (seconds, microseconds) = pipeline.execute()
         look_ms = looks[0][1] if looks else 0
         can_go_on = can_go_on or look_ms <= seconds * 1000 + microseconds / 1000
+        # A global limit has no rate, and its slots are not among those of the queue.
+        can_go_on = can_go_on or any(text(limit).startswith(_GLOBAL) for limit, _ in looks)
         return 0 if can_go_on else int(waiting)
 
     def _ready(self) -> Iterator[tuple[str, int]]:

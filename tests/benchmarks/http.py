@@ -15,10 +15,9 @@ from contextlib import closing
 from time import perf_counter
 from typing import Any
 
-from kombu_delayed.store.tallies import Tallies
-
 from celery_ext.app.outcome_options import OutcomeOptions
-from kombu_delayed.store.outcomes import Note, Outcomes
+from kombu_delayed.store.outcomes.records import Note, Outcomes
+from kombu_delayed.store.outcomes.tallies import Tallies
 from kombu_delayed.store.store import Entry
 from tests.benchmarks.app import BROKER, QUEUE
 from tests.benchmarks.report import Figures, Line, benchmark

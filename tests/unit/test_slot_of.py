@@ -14,7 +14,7 @@ from kombu_delayed.store.calls.shard_placement import hash_tag
 from kombu_delayed.store.calls.shards import is_shard
 from kombu_delayed.store.keys import QueueKeys, bindings, lasting_bindings, shard_count
 
-NAMES = sorted(path.stem for path in Path(scripts.__file__).with_name("lua").glob("*.lua"))
+NAMES = sorted(each.stem for each in Path(scripts.__file__).parents[1].glob("lua/*.lua"))
 
 
 @pytest.mark.parametrize(
