@@ -15,6 +15,7 @@ from tests.kit.clusters import Cluster, start_cluster
 from tests.kit.extended import Bench, extended
 from tests.kit.ledger import Ledger
 from tests.kit.policed import OpenApp, apps_on
+from tests.kit.proxy import Proxy
 from tests.kit.sentinels import Group, start_group
 from tests.kit.servers import Server, available_kinds
 
@@ -40,6 +41,14 @@ def connect(server: Server) -> Iterator[Callable[..., Connection]]:
 @pytest.fixture
 def connection(connect: Callable[..., Connection]) -> Connection:
     return connect()
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    """The way to the server, which can be cut."""
+    assert server.port is not None
+    with Proxy(server.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from tests.kit.ledger import Entry, Ledger
 from tests.kit.mail import MAIL, publish
 from tests.kit.policed import OpenApp
 from tests.kit.proxy import Proxy
-from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
@@ -138,12 +137,15 @@ def test_slots_of_a_killed_worker(bench: Bench, tmp_path: Path) -> None:
         assert {entry["id"] for entry in after} == {"mails", *(f"calls-{n}" for n in range(4))}
 
 
-@pytest.fixture
-def proxy(server: Server) -> Iterator[Proxy]:
-    assert server.port is not None
-    proxy = Proxy(server.port)
-    yield proxy
-    proxy.close()
+def reconnect(proxy: Proxy, store: Store) -> None:
+    """Break the worker's connection, and wait until it consumes over another channel."""
+    (old,) = [name for name, _, _ in store.leases.consumers(POOL)]
+    proxy.cut()
+    proxy.heal()
+    wait_until(
+        lambda: len({name for name, _, _ in store.leases.consumers("celery")} - {old}) == 1,
+        "the worker has another channel",
+    )
 
 
 @pytest.mark.parametrize("acks_late", [False, True])
@@ -171,13 +173,7 @@ def test_tasks_that_outlive_their_connection_keep_their_slots(
         for name in ("a", "b"):
             waits.delay(name)
         wait_until(lambda: sorted(begun) == ["a", "b"], "two run")
-        (old,) = [name for name, _, _ in store.leases.consumers(POOL)]
-        proxy.cut()
-        proxy.heal()
-        wait_until(
-            lambda: len({name for name, _, _ in store.leases.consumers("celery")} - {old}) == 1,
-            "the worker has another channel",
-        )
+        reconnect(proxy, store)
         assert slots_in_use(store, POOL) == {SLOT: 2}
         if not acks_late:
             waits.delay("c")
@@ -215,13 +211,7 @@ def test_a_lost_connection_frees_what_has_not_begun(proxy: Proxy, store: Store) 
             waits.delay(name)
         wait_until(lambda: len(begun) == 1, "one runs")
         wait_until(lambda: slots_in_use(store, POOL) == {SLOT: 2}, "the other one is claimed")
-        (old,) = [name for name, _, _ in store.leases.consumers(POOL)]
-        proxy.cut()
-        proxy.heal()
-        wait_until(
-            lambda: len({name for name, _, _ in store.leases.consumers("celery")} - {old}) == 1,
-            "the worker has another channel",
-        )
+        reconnect(proxy, store)
         may_end.set()
         wait_until(lambda: len(begun) == 2, "the other one runs")
         wait_until(lambda: slots_in_use(store, POOL) == {}, "no slot is left")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ from tests.kit.workers import Worker
 
 SLOTS = "{celery}:gate:slots"
 QUIET: dict[str, Any] = {"perform_ping_check": False}
-
-
-@pytest.fixture
-def proxy(server: Server) -> Iterator[Proxy]:
-    assert server.port is not None
-    proxy = Proxy(server.port)
-    yield proxy
-    proxy.close()
 
 
 @pytest.mark.parametrize("acks_late", [False, True])
