@@ -8,7 +8,6 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -294,18 +293,18 @@ class Recorder:
         run.written = 3 if run.ended_at else 2 if run.started_at else 1
         if not lines:
             return None
-        head = _head(run.task, run.tenant, run.family)
+        head = head_of(run.task, run.tenant, run.family)
         return Note(run.id, state, at_ms, is_slow, head, lines)
 
     def _short(self, run: Run) -> Note:
         """As `_noted`, for most tasks: all has happened since the last time, and well."""
         run.written, retries, worker = 3, run.retries, self.worker
         ended_ms, key = int(run.ended_at * 1000), (run.task, run.tenant)
-        head = _head(*key, run.family) if run.family else self._heads.get(key)
+        head = head_of(*key, run.family) if run.family else self._heads.get(key)
         if head is None:
             if len(self._heads) >= HEADS:
                 self._heads.clear()
-            head = self._heads[key] = _head(*key)
+            head = self._heads[key] = head_of(*key)
         return Note(
             run.id,
             "+",
@@ -377,7 +376,8 @@ def _family(headers: Any) -> Family:
     return tuple(None if each is None else str(each)[:ID_LENGTH] for each in found)
 
 
-def _head(task: str, tenant: Any, family: Family = ()) -> str:
+def head_of(task: str, tenant: Any, family: Family = ()) -> str:
+    """The first line of a record."""
     if family:
         return json.dumps(["t", task, tenant, *family], default=str) + "\n"
     if tenant is None and task.isascii() and '"' not in task and "\\" not in task:
@@ -387,31 +387,3 @@ def _head(task: str, tenant: Any, family: Family = ()) -> str:
 
 #: The recorder of this process's worker; None: nothing is recorded.
 current: Recorder | None = None
-
-
-def write_now(
-    broker: Broker, options: OutcomeOptions | None, state: str, of: Iterable[tuple[str, str, str]]
-) -> None:
-    """Record what this process, which may be no worker, has just done with tasks.
-
-    `of` has the shard, id and name of each, and `state` is why they do not run: "cancelled". That
-    Redis does not take it is no error.
-    """
-    if options is None:
-        return
-    at_ms, notes = int(time.time() * 1000), dict[str, list[Note]]()
-    for shard, id, task in of:
-        line = json.dumps(["x", at_ms, 0, {"why": state}]) + "\n"
-        head = _head(task, None)
-        notes.setdefault(shard, []).append(Note(id, "x", at_ms, False, head, line))
-    if not notes:
-        return
-    try:
-        outcomes = Outcomes(broker.store)
-        broker.store.all_of(
-            call
-            for shard, each in notes.items()
-            for call in outcomes.note_calls(shard, each, options.kept)
-        )
-    except BROKER_FAILS as error:
-        logger.warning("%d tasks are %s, but that is not recorded: %s", len(notes), state, error)

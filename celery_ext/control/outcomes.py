@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import cached_property
+
+from celery.utils.log import get_logger
 
 from kombu_delayed.inspection.lookup import (
     Found,
@@ -16,14 +20,19 @@ from kombu_delayed.inspection.lookup import (
 )
 from kombu_delayed.message.durations import parse_length
 from kombu_delayed.store.calls.caller import chunks
-from kombu_delayed.store.outcomes.records import LISTS, Outcomes
+from kombu_delayed.store.outcomes.records import LISTS, Note, Outcomes
 
+from ..app.broker import Broker
+from ..app.outcome_options import OutcomeOptions
 from ..app.queues import Queues
+from ..app.recorder import head_of
 from ..app.settings import suggestion
-from ..errors import QueryError
+from ..errors import BROKER_FAILS, QueryError
 from ..tasks.history import TaskHistory
 from ..tasks.progress import Progress
 from ..tasks.task_info import TaskInfo
+
+logger = get_logger(__name__)
 
 #: So many shards are asked for tasks in one go.
 ASKED = 100
@@ -223,3 +232,31 @@ def is_listed(history: TaskHistory, of: str) -> bool:
     if of == "failed":
         return history.state in FAILED
     return of == "slow" or history.state == of
+
+
+def write_now(
+    broker: Broker, options: OutcomeOptions | None, state: str, of: Iterable[tuple[str, str, str]]
+) -> None:
+    """Record what this process, which may be no worker, has just done with tasks.
+
+    `of` has the shard, id and name of each, and `state` is why they do not run: "cancelled". That
+    Redis does not take it is no error.
+    """
+    if options is None:
+        return
+    at_ms, notes = int(time.time() * 1000), dict[str, list[Note]]()
+    for shard, id, task in of:
+        line = json.dumps(["x", at_ms, 0, {"why": state}]) + "\n"
+        head = head_of(task, None)
+        notes.setdefault(shard, []).append(Note(id, "x", at_ms, False, head, line))
+    if not notes:
+        return
+    try:
+        outcomes = Outcomes(broker.store)
+        broker.store.all_of(
+            call
+            for shard, each in notes.items()
+            for call in outcomes.note_calls(shard, each, options.kept)
+        )
+    except BROKER_FAILS as error:
+        logger.warning("%d tasks are %s, but that is not recorded: %s", len(notes), state, error)

@@ -15,10 +15,10 @@ from kombu_delayed.store.calls.shards import queue_of
 from ...app import signals
 from ...app.outcome_options import OutcomeOptions
 from ...app.queues import Queues
-from ...app.recorder import write_now
 from ...tasks.results import keeps_results
 from ...tasks.task_info import TaskInfo
 from ...tasks.times import LATEST_MS, from_ms
+from ..outcomes import write_now
 from .ready import ReadyTask, amend, ready_tasks
 
 #: How often an app's tasks are looked at for result backends.
