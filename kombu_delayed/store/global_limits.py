@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from .calls.caller import Caller
 from .calls.scripts import Call
 
 _POOL = "kombu-delayed-limit:"
+
+#: Before the names of global limits, so that no limit of a queue has the same name.
+GLOBAL = "global/"
 
 
 def pool_of(limit: str) -> str:
@@ -20,6 +24,11 @@ def pool_of(limit: str) -> str:
 def is_pool(queue: str) -> bool:
     """Whether that is no queue, but where the slots of a limit are kept."""
     return queue.startswith(_POOL)
+
+
+def is_global(slot: str) -> bool:
+    """Whether a limit and key, as the gate of a queue has them, are of a global limit."""
+    return slot.startswith(quote(GLOBAL, safe=""))
 
 
 class Lack(NamedTuple):

@@ -11,6 +11,7 @@ import redis
 
 from ..embedded import server as embedded
 from ..errors import DelayedError
+from ..store.global_limits import is_global
 from ..store.keys import SEPARATOR, QueueKeys
 from ..store.store import Store
 from .keyspace import text
@@ -21,9 +22,6 @@ POLL_SECONDS = 0.005
 #: `{queue}:…` with the global key prefix in front.
 _BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|delayed:waiting|paused|gate:.+)", re.DOTALL)
 _UNACKED = re.compile(r"(.*?)\{(.+)\}:unacked:", re.DOTALL)
-#: What the name of a global limit begins with at the gate of a queue.
-_GLOBAL = "global%2F"
-
 #: Whether something runs in this process, and how many tasks have begun to.
 Activity = Callable[[], tuple[bool, int]]
 
@@ -109,7 +107,7 @@ class Broker:
         look_ms = looks[0][1] if looks else 0
         can_go_on = can_go_on or look_ms <= seconds * 1000 + microseconds / 1000
         # A global limit has no rate, and its slots are not among those of the queue.
-        can_go_on = can_go_on or any(text(limit).startswith(_GLOBAL) for limit, _ in looks)
+        can_go_on = can_go_on or any(is_global(text(limit)) for limit, _ in looks)
         return 0 if can_go_on else int(waiting)
 
     def _ready(self) -> Iterator[tuple[str, int]]:

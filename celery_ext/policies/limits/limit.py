@@ -8,6 +8,7 @@ from typing import Any
 
 from kombu_delayed.message.durations import Rate, exact_text, parse_rate
 from kombu_delayed.message.ticket import LimitNumbers, Ticket, Use
+from kombu_delayed.store.global_limits import GLOBAL
 
 from ..message import Message
 from ..policy import Policy, PolicyError, length_ms
@@ -16,9 +17,6 @@ from .gated import Declared, Gated, is_tenant, owned, share_name, with_uses
 from .keys import By, by_text, checked_by, key_of, value_of
 
 MOST = 1_000_000_000
-
-#: Before the name of a limit that all queues share.
-GLOBAL = "global"
 
 
 class Limit(Gated):
@@ -87,7 +85,7 @@ class Limit(Gated):
         yield LimitNumbers(name, self.concurrency, self.every_ms, self.burst, is_global=is_global)
 
     def _known_as(self, owner: str) -> str:
-        return f"{GLOBAL}/{self.name}" if self.is_global else owned(owner, self.name)
+        return f"{GLOBAL}{self.name}" if self.is_global else owned(owner, self.name)
 
     def declared(self, owner: str) -> Iterable[Declared]:
         yield Declared(

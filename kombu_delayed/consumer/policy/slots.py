@@ -84,7 +84,7 @@ class Slots:
     def take_over(self, tag: int) -> bool:
         """Whoever calls this gives back the slots of a message; returns whether its queue has some.
 
-        From the keeper's thread, which tells of those of global limits afterwards.
+        The keeper's thread calls it, and returns the slots of global limits afterwards.
         """
         self.of_tasks.discard(tag)
         self.shared.take_over(tag)
