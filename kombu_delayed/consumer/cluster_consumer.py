@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -147,9 +147,10 @@ class ClusterConsumer(Consumer):
         at = self._turn % max(len(parts), 1)
         return parts[at:] + parts[:at]
 
-    def _leave(self, queues: set[str]) -> None:
+    def _leave(self, queues: set[str]) -> Collection[str]:
         self.parts.clear()
-        for queue, error in self.session.leave(queues).items():
+        errors = self.session.leave(queues)
+        for queue, error in errors.items():
             if not isinstance(error, UNREACHABLE):
                 raise error
             logger.warning(
@@ -159,6 +160,7 @@ class ClusterConsumer(Consumer):
                 queue,
                 error,
             )
+        return errors
 
     def step(self) -> float:
         """Do what is due on all nodes; returns when to come back, by the monotonic clock."""

@@ -6,7 +6,7 @@ one connection and claims on another. Whoever takes a token follows it or passes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -95,31 +95,35 @@ class Consumer:
             part.stop()
         for queue in qos.slots.queues_of_tasks():
             qos.give_back_reserved(queue)  # what has begun goes on
-        self._leave(queues)
-        self.remaining = remain(lease, queues, qos.slots) or self.remaining
+        kept = self._leave(queues)
+        self.remaining = remain(lease, queues, qos.slots, kept) or self.remaining
 
-    def _leave(self, queues: set[str]) -> None:
+    def _leave(self, queues: set[str]) -> Collection[str]:
+        """Give back what is not acked and not running; returns the queues it could not reach."""
         try:
             self._leave_at_once(queues)
         except _CANNOT_LEAVE:
-            self._leave_late(queues)
+            return self._leave_late(queues)
+        return ()
 
     def _leave_at_once(self, queues: set[str]) -> None:
         for error in self.session.leave(queues).values():
             raise error
 
-    def _leave_late(self, queues: set[str]) -> None:
+    def _leave_late(self, queues: set[str]) -> Collection[str]:
         """The connection may have been closed long ago: a new one tells whether the broker is."""
         try:
             self._leave_at_once(queues)
         except _CANNOT_LEAVE as error:
             logger.warning(
                 "Consumer %s stops without the broker (%s): its unacknowledged messages return to "
-                "their queues within %g seconds",
+                "their queues when this process reaches it again, and within %g seconds at most",
                 self.lease.consumer,
                 error,
                 self.lease.seconds,
             )
+            return () if isinstance(error, FormatError) else queues
+        return ()
 
     @property
     def wakes(self) -> list[WakeConnection]:

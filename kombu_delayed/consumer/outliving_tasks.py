@@ -1,4 +1,4 @@
-"""What a closed channel leaves behind: tasks that still run, and their slots."""
+"""What a closed channel leaves behind: tasks that still run, and what it could not give back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from ..errors import UNREACHABLE
@@ -23,7 +24,8 @@ class Remaining:
 
     A worker that makes a new channel, as its connection was lost, goes on with what it has begun.
     `running` gives the tags of a queue's messages of which that is true; `tell` says what they have
-    of a global limit.
+    of a global limit. What has not begun goes back, as soon as the broker is reached: of queues
+    without running tasks until the lease has ended by itself.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Remaining:
         self._queues = {*queues}
         self._running = running
         self._tell = tell
+        self._lease_ends_at = monotonic() + lease.seconds
         self._pid = os.getpid()
 
     def start(self) -> None:
@@ -57,17 +60,32 @@ class Remaining:
 
         Also what could not be given back when the channel was closed.
         """
+        failed: BaseException | None = None
         for queue in tuple(self._queues):
-            if is_pool(queue):
-                self._tell(self._store, self.consumer, self._lease_ms, queue)
-            tags = self._running(queue)
-            self._store.leases.leave(queue, self.consumer, tags)
-            if not tags or self._store.leases.renew(queue, self.consumer, self._lease_ms) is None:
+            try:
+                is_done = self._give_back(queue)
+            except self._store.errors_of_one_queue as error:
+                failed = error
+                continue
+            if is_done:
                 self._queues.discard(queue)
+        if failed is not None:
+            raise failed
         if not self._queues:
             self._keeper.forget(self)
             atexit.unregister(self._leave)
         return self.seconds / 3
+
+    def _give_back(self, queue: str) -> bool:
+        """Of one queue; returns whether nothing is left to do."""
+        if not self._running(queue) and monotonic() >= self._lease_ends_at:
+            return True  # others reclaim it
+        if is_pool(queue):
+            self._tell(self._store, self.consumer, self._lease_ms, queue)
+        tags = self._running(queue)
+        leases = self._store.leases
+        leases.leave(queue, self.consumer, tags)
+        return not tags or leases.renew(queue, self.consumer, self._lease_ms) is None
 
     def hang_up(self) -> None:
         """Close the connections, which were those of the lease."""
@@ -78,13 +96,15 @@ class Remaining:
             self._keeper.forget(self)
             store = self._store.over(self._store.client)  # the other connection is the keeper's
             with suppress(*UNREACHABLE):  # it ends with the lease
-                for queue in tuple(self._queues):
+                for queue in filter(self._running, tuple(self._queues)):
                     store.leases.leave(queue, self.consumer)
 
 
-def remain(lease: Lease, queues: Collection[str], slots: Slots) -> Remaining | None:
-    """Keep the lease for tasks that have not ended; None: there are none."""
-    left = [queue for queue in queues if slots.running(queue)]
+def remain(
+    lease: Lease, queues: Collection[str], slots: Slots, kept: Collection[str] = ()
+) -> Remaining | None:
+    """Keep the lease for tasks that have not ended, and give back what is `kept`; None: nothing."""
+    left = [queue for queue in queues if slots.running(queue) or queue in kept]
     if not left:
         return None
     remaining = Remaining(lease, left, slots.running, slots.shared.tell)

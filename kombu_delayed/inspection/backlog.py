@@ -105,6 +105,17 @@ class Place(NamedTuple):
     member: bytes
 
 
+class Page(NamedTuple):
+    """A page of a backlog, and where the next one begins; None: it was the last.
+
+    `looked_at` is how many messages were looked at: more than there are here if some did not fit.
+    """
+
+    waiting: list[Waiting]
+    following: Place | None
+    looked_at: int
+
+
 class Backlog:
     """The backlog of one queue. Every change is one script: it happened, or it did not."""
 
@@ -140,7 +151,7 @@ class Backlog:
         """
         place: Place | None = None
         while True:
-            found, place = self.page(place, due_after_ms, due_before_ms, needle, size)
+            found, place, _ = self.page(place, due_after_ms, due_before_ms, needle, size)
             yield found
             if place is None:
                 return
@@ -152,9 +163,9 @@ class Backlog:
         due_before_ms: int = NEVER_MS,
         needle: str = "",
         size: int | None = None,
-    ) -> tuple[list[Waiting], Place | None]:
-        """One page, as of `pages`, and where the next one begins; None: this was the last."""
-        more, due_ms, last, *found = self.store.ask(
+    ) -> Page:
+        """One page, as of `pages`."""
+        more, looked_at, due_ms, last, *found = self.store.ask(
             "page",
             self.queue,
             from_ms=after.due_ms if after else due_after_ms,
@@ -164,9 +175,8 @@ class Backlog:
             limit_bytes=PAGE_BYTES,
             needle=needle,
         )
-        return waiting_in(self.store, self.queue, found), Place(
-            int(due_ms), last[1:]
-        ) if more else None
+        following = Place(int(due_ms), last[1:]) if more else None
+        return Page(waiting_in(self.store, self.queue, found), following, looked_at)
 
     def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
         """Drop the messages with these task ids, some of the ids a call, and return them."""

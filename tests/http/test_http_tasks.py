@@ -452,6 +452,14 @@ def test_a_search_that_finds_little_looks_at_a_bounded_number(
     assert sum(map(len, found)) == 1
 
 
+def test_a_search_goes_on_behind_empty_queues(api: httpx.Client, delayed: Delayed) -> None:
+    for n in range(60):
+        delayed.app.send_task("till.charge", queue=f"q{n:02}", task_id=f"t{n}", countdown=60)
+    assert len(delayed.cancel_ids(f"t{n}" for n in range(59))) == 59
+    answer = api.get("/v1/tasks", params={"task": "till.*"}).json()
+    assert [task["id"] for task in answer["tasks"]] == ["t59"]
+
+
 def test_several_tasks_with_one_id(api: httpx.Client, delayed: Delayed) -> None:
     for n in range(2):
         delayed.app.send_task("till.charge", (n,), task_id="a", countdown=60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +86,9 @@ def test_only_the_first_are_sorted(
 
 
 def test_dead_letters_are_sorted(visitor: Visitor, five: None, delayed: Delayed) -> None:
+    now_ms = time.time_ns() // 1_000_000
     for n, queue in enumerate(("q0", "q1")):
+        delayed.store.now = str(now_ms + n)
         assert len(bury(delayed, queue, f"Boom {n}")) > 1
     assert listed(visitor, "/dead?sort=task") == listed(visitor, "/dead?sort=queue")
     assert {*listed(visitor, "/dead?sort=task")[:3]} == {"r0", "r2", "r4"}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -17,6 +18,7 @@ from kombu import Connection
 
 from celery_ext import install
 from celery_ext.policies import Fair, Limit, Order, PolicyError, written
+from kombu_delayed.consumer import consumer
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import queues as queues_of
 from kombu_delayed.inspection.gate_usage import slots_in_use
@@ -143,7 +145,7 @@ def reconnect(proxy: Proxy, store: Store) -> None:
     proxy.cut()
     proxy.heal()
     wait_until(
-        lambda: len({name for name, _, _ in store.leases.consumers("celery")} - {old}) == 1,
+        lambda: {name for name, _, _ in store.leases.consumers("celery")} - {old},
         "the worker has another channel",
     )
 
@@ -187,10 +189,17 @@ def test_tasks_that_outlive_their_connection_keep_their_slots(
         wait_until(lambda: slots_in_use(store, POOL) == {}, "all have ended")
 
 
-def test_a_lost_connection_frees_what_has_not_begun(proxy: Proxy, store: Store) -> None:
+@pytest.mark.parametrize("is_back_at_once", [True, False])
+def test_a_lost_connection_frees_what_has_not_begun(
+    proxy: Proxy, store: Store, monkeypatch: pytest.MonkeyPatch, is_back_at_once: bool
+) -> None:
     """Of two that a worker has claimed it can run one: the other one's slot is not lost."""
     limit = Limit(concurrency=2, name="provider", scope="global")
-    options = {"delayed_policies": {"celery": [limit]}, "delayed_reconnect_seconds": 0}
+    options = {
+        "delayed_policies": {"celery": [limit]},
+        "delayed_reconnect_seconds": 0,
+        "delayed_lease_seconds": 600,  # no lease ends by itself
+    }
     app = make_app(Settings(f"delayed+redis://127.0.0.1:{proxy.port}/0", None, options))
     app.conf.worker_prefetch_multiplier = 4
     begun: list[str] = []
@@ -211,6 +220,11 @@ def test_a_lost_connection_frees_what_has_not_begun(proxy: Proxy, store: Store) 
             waits.delay(name)
         wait_until(lambda: len(begun) == 1, "one runs")
         wait_until(lambda: slots_in_use(store, POOL) == {SLOT: 2}, "the other one is claimed")
+        if not is_back_at_once:
+            warn = Mock()
+            monkeypatch.setattr(consumer.logger, "warning", warn)
+            proxy.cut()
+            wait_until(lambda: "stops without" in str(warn.mock_calls), "its channel is closed")
         reconnect(proxy, store)
         may_end.set()
         wait_until(lambda: len(begun) == 2, "the other one runs")

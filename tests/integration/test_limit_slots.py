@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -13,10 +15,12 @@ from celery.contrib.testing.worker import start_worker
 
 from celery_ext import install
 from celery_ext.policies import Limit
+from kombu_delayed.consumer import outliving_tasks
 from kombu_delayed.consumer.lease.lease import Lease
 from kombu_delayed.consumer.outliving_tasks import Remaining
 from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
+from kombu_delayed.store.leases import Leases
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.ledger import Ledger
 from tests.kit.limits_app import make_limited_app
@@ -99,6 +103,24 @@ def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
     running.clear()
     remaining.step()
     assert (slots_in_use(store, "q"), store.leases.consumers("q")) == ({}, [])
+
+
+def test_what_could_not_be_given_back_is_left_to_others_in_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish("q", [Entry("a", 0, message("a"))])
+    lease = Lease(store, 30)
+    assert store.deliver("q", lease.consumer, 1, 1, lease_ms=lease.ms)
+    remaining, other = (Remaining(lease, ["q"], lambda queue: ()) for _ in range(2))
+    with monkeypatch.context() as away:
+        away.setattr(Leases, "leave", Mock(side_effect=redis.ConnectionError("away")))
+        with pytest.raises(redis.ConnectionError):
+            remaining.step()
+        away.setattr(outliving_tasks, "monotonic", lambda: monotonic() + 31)
+        assert other.step() == 10  # a lease that has ended is nobody's to give back
+    assert store.leases.consumers("q") != []
+    remaining.step()
+    assert (store.leases.consumers("q"), store.run("LLEN", "q")) == ([], 1)
 
 
 def gated(id: str) -> Entry:

@@ -62,7 +62,7 @@ def test_it_is_read_as_it_was_sent(store: Store, text: str) -> None:
     assert store.records("q", [ID]) == [f"02000{text}".encode()]
     (found,) = Backlog(store, "q").get(ID)
     assert found.kept.message == text.encode()
-    page, _ = Backlog(store, "q").page()
+    page = Backlog(store, "q").page().waiting
     assert text.encode() in [each.kept.message for each in page]
     assert [each.message for each in lookup_by_id(store, "q", ID)] == [text.encode()]
     assert [each.kept.message for each in Backlog(store, "q").take([ID])] == [text.encode()]
@@ -135,7 +135,7 @@ def test_what_a_page_has_found_is_read_when_it_is_asked_for(
 ) -> None:
     """The queue may have been emptied since then, and its dictionaries be gone."""
     store.schedule("q", [Entry(ID, 0, text, "3000")])
-    (waiting,), _ = Backlog(store, "q").page(due_after_ms=2500)
+    (waiting,) = Backlog(store, "q").page(due_after_ms=2500).waiting
     assert waiting.seen is None or waiting.seen[:2] == (0, 3000)
     assert waiting.seen is None or f'"task": "{waiting.seen.task.decode()}"' in text
     client.flushall()
@@ -146,7 +146,7 @@ def test_what_a_page_has_found_is_read_when_it_is_asked_for(
 
 def test_most_are_not_read_before_they_are_asked_for(store: Store) -> None:
     store.schedule("q", [Entry(ID, 0, task(ID), "3000")])
-    (waiting,), _ = Backlog(store, "q").page(due_after_ms=2500)
+    (waiting,) = Backlog(store, "q").page(due_after_ms=2500).waiting
     assert waiting.seen is not None
     assert is_compressed(waiting.compressed)
 
@@ -231,7 +231,7 @@ def test_ready_messages_are_found_changed_and_dropped(store: Store, client: redi
 
 def test_pages_leave_out_no_message_whose_text_is_not_readable(store: Store) -> None:
     store.schedule("q", [Entry(ID, 0, task(ID), "3000")])
-    page, _ = Backlog(store, "q").page(due_after_ms=2900, needle="gen7@web-1")
+    page = Backlog(store, "q").page(due_after_ms=2900, needle="gen7@web-1").waiting
     assert [each.id for each in page] == [ID]
 
 

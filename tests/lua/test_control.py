@@ -151,10 +151,10 @@ def test_a_full_server_can_be_emptied_page_by_page(backlog: Backlog, client: red
 
 
 def test_page_by_page(backlog: Backlog) -> None:
-    assert backlog.page() == ([], None)
+    assert backlog.page() == ([], None, 0)
     schedule(backlog, *(entry(f"{n:02}", 2000 + n // 4) for n in range(20)))
-    found, place = backlog.page(due_after_ms=2001, due_before_ms=2002, size=2)
-    assert [each.member for each in found] == ["04", "05"]
+    found, place, looked_at = backlog.page(due_after_ms=2001, due_before_ms=2002, size=2)
+    assert ([each.member for each in found], looked_at) == (["04", "05"], 2)
     backlog.cancel(["05"])  # what the place stands for
     assert [each.member for each in backlog.page(place, due_before_ms=2002)[0]] == ["06", "07"]
 

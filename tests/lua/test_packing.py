@@ -100,7 +100,7 @@ def test_it_waits_at_a_gate(store: Store, text: str) -> None:
 
 def test_it_is_read_page_by_page(store: Store, text: str) -> None:
     store.schedule("q", [Entry(ID, 0, text, "3000")])
-    found, _ = Backlog(store, "q").page(due_after_ms=2500)
+    found = Backlog(store, "q").page(due_after_ms=2500).waiting
     assert [(each.member, each.kept.message) for each in found] == [(ID, text.encode())]
 
 
@@ -109,7 +109,7 @@ def test_a_search_on_the_server_passes_over_no_text_of_its_headers(store: Store,
     store.schedule("q", [Entry(ID, 0, text, "3000")])
 
     def found(needle: str) -> list[str]:
-        page, _ = Backlog(store, "q").page(due_after_ms=2500, needle=needle)
+        page = Backlog(store, "q").page(due_after_ms=2500, needle=needle).waiting
         return [each.member for each in page]
 
     payload = json.loads(text)

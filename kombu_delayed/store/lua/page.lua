@@ -9,8 +9,8 @@
 --   needle: return only messages with this text in them (or empty), and those that are compressed; it may pass over a text of
 --   the body
 -- include: buckets start has_needle
--- returns {0 at the end or 1, due_ms and = and member of the last one looked at, id, its record, packed or not, …};
---   O(limit)
+-- returns {0 at the end or 1, how many it has looked at, due_ms and = and member of the last of them, id, its record,
+--   packed or not, …}; O(limit)
 
 -- Each call of what these return gives the next members with due times; empty at the end.
 local function in_tree()
@@ -61,7 +61,7 @@ local function merged(first, second)
   end
 end
 
-local answer = {0, from_ms, after}
+local answer = {0, 0, from_ms, after}
 local next_found = in_tree()
 if redis.call('EXISTS', delayed .. 'waiting') == 1 then next_found = merged(next_found, at_gate()) end
 local left, bytes = limit, 0
@@ -72,8 +72,9 @@ while left > 0 and bytes < limit_bytes do
     is_end = tonumber(found[i + 1]) >= until_ms
     if is_end then break end
     members[#members + 1] = found[i]
-    answer[2], answer[3] = found[i + 1], '=' .. found[i]
+    answer[3], answer[4] = found[i + 1], '=' .. found[i]
   end
+  answer[2] = answer[2] + #members
   if #members > 0 then
     for i, kept in ipairs(bucket_read_all(messages, members)) do
       if kept and has_needle(members[i], kept) then

@@ -54,7 +54,7 @@ def _tasks(
         after_ms = max(after_ms, place[1] + (shard < place[0]))
     backlog, size = call.service.delayed.backlog(shard), search.limit // shards + 1
     while after_ms < min(query.due_before_ms, NEVER_MS):
-        page, begins = backlog.page(begins, after_ms, query.due_before_ms, "", size)
+        page, begins, _ = backlog.page(begins, after_ms, query.due_before_ms, "", size)
         for waiting in page:
             info, number = TaskInfo.waiting(shard, waiting), number + 1
             if call.identity.sees(info.queue, info.tenant):

@@ -12,6 +12,7 @@ from kombu_delayed.inspection.backlog import PAGE_SIZE, Place
 from ... import cursors
 from ...models import Page, Search
 from ...operations import Call, Operations
+from ...ready import EMPTY
 from ...status import state_of
 from .by_state import check, tasks_by_state
 
@@ -93,10 +94,10 @@ def _look_through(
     )
     while not found.is_over:
         size = min(-(-found.left // query.weight), PAGE_SIZE if is_narrow else found.missing)
-        page, place = call.service.delayed.backlog(name).page(
+        page, place, looked_at = call.service.delayed.backlog(name).page(
             place, query.due_after_ms, query.due_before_ms, query.needle, size
         )
-        found.left -= size * query.weight
+        found.left -= EMPTY + looked_at * query.weight
         for waiting in page:
             info = TaskInfo.waiting(name, waiting)
             if query.matches(info) and call.identity.sees(info.queue, info.tenant):

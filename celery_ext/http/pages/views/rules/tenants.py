@@ -111,7 +111,7 @@ def _read(visit: Visit, names: list[str]) -> list[Tenant]:
     store, counts = visit.service.delayed.store, _Counts()
     shards = [shard for name in names for shard in store.shards.all(name)]
     for shard in shards:
-        page, _ = Backlog(store, shard).page(size=NEXT_SIZE)
+        page = Backlog(store, shard).page(size=NEXT_SIZE).waiting
         for waiting in page:
             _count_next(counts, TaskInfo.waiting(shard, waiting))
         for event in streams.newest(store, shard, EVENTS_LIMIT):
