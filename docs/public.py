@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -60,6 +61,7 @@ def path_of(module: str) -> Path | None:
 
 
 @lru_cache
+@functools.cache
 def _read(module: str) -> tuple[ast.Module, list[str]]:
     path = path_of(module)
     if path is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -24,9 +24,10 @@ from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
 from .bulk.schedule import BulkReport, schedule_many
 from .changes.change import Change, change
-from .changes.change_many import DuePlan, Outcome, change_many, pages
+from .changes.change_many import Outcome, change_many, pages
+from .changes.due_plan import DuePlan
 from .changes.moves import NOW, Moves, due_at
-from .changes.ready import ReadyTask, change_ready, matching
+from .changes.ready import change_ready, matching
 from .changes.redirect import Redirect
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
@@ -192,16 +193,10 @@ class Delayed(Queues):
     ) -> Outcome:
         """Cancel all tasks that match a query. Their results are REVOKED."""
         if query.state == "ready":
-
-            def cancel_ready(tasks: Sequence[ReadyTask]) -> int:
-                return len(self.moves.cancel_ready(tasks))
-
-            return change_ready(self, query, cancel_ready, dry_run, progress)
-
-        def cancel(shard: str, infos: list[TaskInfo]) -> int:
-            return len(self.moves.cancel(shard, infos))
-
-        outcome = change_many(self, query, cancel, dry_run, progress)
+            ready = lambda tasks: len(self.moves.cancel_ready(tasks))  # noqa: E731
+            return change_ready(self, query, ready, dry_run, progress)
+        delayed = lambda shard, infos: len(self.moves.cancel(shard, infos))  # noqa: E731
+        outcome = change_many(self, query, delayed, dry_run, progress)
         if not dry_run:  # nobody may consume them who would look after that
             self.store.dictionaries.tidy(self.shards(query.queue), at_once=True)
         return outcome
@@ -230,30 +225,12 @@ class Delayed(Queues):
         `spread` spreads them over this period from `to` (or now), by queue and due time. Raises
         QueryError, a ValueError, for other combinations.
         """
-        if (by is None) == (to is None and spread is None):
-            raise QueryError("reschedule_many takes either by, or to and spread or one of them")
-        for name, length in (("by", by), ("spread", spread)):
-            if length is not None and not isinstance(length, timedelta):
-                raise QueryError(f"{name}={length!r} is not a length of time: give a timedelta")
-        start_ms = from_now_ms("to", 0) if to is None else to_ms("to", to)
-        count = self.count(query) if spread is not None else 0
-        plan = DuePlan(by, start_ms, spread, count)
-
+        plan = DuePlan.of(self.moves, by, to, spread)
+        if spread is not None:
+            plan.count = self.count(query)
         if query.state == "ready":
-            now_ms = from_now_ms("now", 0)
-
-            def postpone(tasks: Sequence[ReadyTask]) -> int:
-                dues = [plan.next_ms(replace(each.info, due_ms=now_ms)) for each in tasks]
-                if any(due_ms <= now_ms for due_ms in dues):
-                    raise QueryError("tasks that are ready can only be moved to a later time")
-                return sum(map(self.moves.postpone, tasks, map(due_at, dues)))
-
-            return change_ready(self, query, postpone, dry_run, progress)
-
-        def move(shard: str, infos: list[TaskInfo]) -> int:
-            return self.moves.reschedule(shard, infos, [due_at(plan.next_ms(i)) for i in infos])
-
-        return change_many(self, query, move, dry_run, progress, plan.was_moved)
+            return change_ready(self, query, plan.ready, dry_run, progress)
+        return change_many(self, query, plan.delayed, dry_run, progress, plan.was_moved)
 
     def redirect_many(
         self,

@@ -1,0 +1,81 @@
+"""The due times of a bulk reschedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from ...errors import QueryError
+from ...tasks.task_info import TaskInfo
+from ...tasks.times import from_now_ms, to_ms
+from .moves import Moves, due_at
+from .ready import ReadyTask
+
+
+@dataclass
+class DuePlan:
+    """Moves tasks by so much, or to `start_ms`, or evenly over `spread` from there.
+
+    There are `count` of them to be spread.
+    """
+
+    moves: Moves
+    by: timedelta | None
+    start_ms: int
+    spread: timedelta | None
+    count: int = 0
+    seen: int = 0
+    _ahead: set[tuple[str, str]] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls,
+        moves: Moves,
+        by: timedelta | None,
+        to: datetime | str | None,
+        spread: timedelta | None,
+    ) -> DuePlan:
+        """Raises QueryError for what cannot be combined, and for what is no length of time."""
+        if (by is None) == (to is None and spread is None):
+            raise QueryError("reschedule_many takes either by, or to and spread or one of them")
+        for name, length in (("by", by), ("spread", spread)):
+            if length is not None and not isinstance(length, timedelta):
+                raise QueryError(f"{name}={length!r} is not a length of time: give a timedelta")
+        return cls(moves, by, from_now_ms("to", 0) if to is None else to_ms("to", to), spread)
+
+    def delayed(self, shard: str, infos: list[TaskInfo]) -> int:
+        """Move delayed tasks of a shard; returns how many were still there."""
+        return self.moves.reschedule(shard, infos, [due_at(self.next_ms(i)) for i in infos])
+
+    def ready(self, tasks: Sequence[ReadyTask]) -> int:
+        """Delay ready tasks; returns how many were still ready. Raises QueryError for the past."""
+        now_ms = from_now_ms("now", 0)
+        dues = [self.next_ms(replace(each.info, due_ms=now_ms)) for each in tasks]
+        if any(due_ms <= now_ms for due_ms in dues):
+            raise QueryError("tasks that are ready can only be moved to a later time")
+        return sum(map(self.moves.postpone, tasks, map(due_at, dues)))
+
+    def next_ms(self, info: TaskInfo) -> int:
+        """The due time of the next task, in ms since the epoch."""
+        due_ms = self._due_ms(info)
+        if due_ms > (info.due_ms or 0):
+            self._ahead.add((info.queue, info.member))
+        return due_ms
+
+    def _due_ms(self, info: TaskInfo) -> int:
+        if self.by is not None:
+            return (info.due_ms or 0) + self.by // timedelta(milliseconds=1)
+        if self.spread is None:
+            return self.start_ms
+        share = min(self.seen / max(self.count, 1), 1)
+        self.seen += 1
+        return self.start_ms + round(self.spread / timedelta(milliseconds=1) * share)
+
+    def was_moved(self, info: TaskInfo) -> bool:
+        """Whether it was moved ahead before: it is met again there, once."""
+        key = info.queue, info.member
+        if key not in self._ahead:
+            return False
+        self._ahead.remove(key)
+        return True
