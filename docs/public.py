@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -61,7 +60,7 @@ def path_of(module: str) -> Path | None:
 
 
 @lru_cache
-@functools.cache
+@cache
 def _read(module: str) -> tuple[ast.Module, list[str]]:
     path = path_of(module)
     if path is None:
