@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.crash.journal import WORKER
+from tests.crash.limits import NEW_QUEUES
 from tests.crash.load import GREENLETS, LONG, PREFORK
 from tests.kit.epolls import ghosts
 from tests.kit.previous import install_previous
@@ -141,7 +142,7 @@ class Crew:
             module="tests.crash.app",
             pool=slot.pool,
             concurrency=slot.concurrency,
-            queues=[*self._queues, *slot.queues],
+            queues=[*self._queues_of(how), *slot.queues],
             options=slot.options,
             **_version(how, {WORKER: name, "AUTOSCALE_KEEPALIVE": str(AUTOSCALE_SECONDS)}),
         )
@@ -149,6 +150,10 @@ class Crew:
         life = Life(name, slot.pool, worker, worker.pid, time.time(), number, how)
         self.lives.append(life)
         self.current[number] = life
+
+    def _queues_of(self, how: str) -> list[str]:
+        not_known = NEW_QUEUES if how == "previous" else ()
+        return [queue for queue in self._queues if queue not in not_known]
 
     @property
     def is_mixed(self) -> bool:

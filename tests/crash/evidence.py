@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: What becomes of a worker that does not end what it has begun.
 DEATHS = frozenset({"killed", "main killed", "quit", "hung", "by itself"})
 
+#: In these a server may lose what it has answered.
+FAILOVERS = ("failover", "planned failover")
 #: The kind of a window in which one worker did not reach the server.
 ALONE = "outage of one"
 #: The kind of a window in which the server was slow with no fault.

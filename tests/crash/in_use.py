@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from tests.crash.clock import Readings
 from tests.crash.crew import Life
-from tests.crash.evidence import DEATHS, Evidence
+from tests.crash.evidence import DEATHS, FAILOVERS, Evidence
 from tests.crash.history import NEVER, Execution, Hold, Key, Run
 from tests.crash.limits import PACE_BURST, PACE_SECONDS, slots
 
 #: Times of the server are whole milliseconds.
 ROUNDING_SECONDS = 0.002
+
+#: Of limits of several queues, whose server may lose the last slots that it has lent.
+GLOBAL = "provider"
 
 
 class Span(NamedTuple):
@@ -50,6 +53,8 @@ class Limits:
     over: list[Excess] = field(default_factory=list)
     #: More ran than may, as zombies did that had lost their slots to others.
     over_with_zombies: list[Excess] = field(default_factory=list)
+    #: The same, by what a replica did not have that became the master.
+    over_after_failover: list[Excess] = field(default_factory=list)
     #: (when, how many, in how many seconds): more began than the rate allows.
     too_fast: list[tuple[float, int, float]] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
@@ -68,11 +73,23 @@ def judge_limits(executions: Iterable[Execution], evidence: Evidence) -> Limits:
         for excess, with_zombies in _sweep(limit, spans):
             known = found.most.get(limit, 0)
             found.most[limit] = max(known, excess.in_use if not with_zombies else 0)
-            if excess.in_use > slots(limit):
+            if excess.in_use <= slots(limit):
+                continue
+            if limit == GLOBAL and _after_failover(excess.at, evidence):
+                found.over_after_failover.append(excess)
+            else:
                 (found.over_with_zombies if with_zombies else found.over).append(excess)
     paced = [each for each in limited if "turns" in dict(each.uses)]
     found.too_fast += _too_fast(paced, evidence.clock)
     return found
+
+
+def _after_failover(at: float, evidence: Evidence) -> bool:
+    """Whether workers may not have said again what they use: they do with each third of a lease."""
+    return any(
+        window.kind in FAILOVERS and window.began <= at <= window.ended + evidence.lease_seconds
+        for window in evidence.windows
+    )
 
 
 def _spans(executions: Iterable[Execution], evidence: Evidence) -> Mapping[str, list[Span]]:

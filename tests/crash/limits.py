@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import random
+from inspect import signature
 from typing import Any
 
 #: The queue whose tenants have turns, and the one whose slots are divided among regions.
 TURNS, REGIONS = "turns", "regions"
-QUEUES = (TURNS, REGIONS)
+#: Two that share the slots of one provider, which the previous version cannot do.
+CALLS, MAILS = "calls", "mails"
+QUEUES = (TURNS, REGIONS, CALLS, MAILS)
+NEW_QUEUES = (CALLS, MAILS)
 
 #: Limit -> how much of it may be in use at once; of `customer` each key has so much.
-SLOTS = {"turns": 8, "customer": 2, "regions": 6, "east": 3, "north": 2, "others": 1}
+SLOTS = {
+    "turns": 8,
+    "customer": 2,
+    "regions": 6,
+    "east": 3,
+    "north": 2,
+    "others": 1,
+    "provider": 3,
+}
 
 #: In TURNS one task begins every so many seconds, and so many at once after a pause.
 PACE_SECONDS, PACE_BURST = 0.05, 4
@@ -31,12 +43,19 @@ def policies() -> dict[str, list[Any]]:
         Limit(rate=rate, burst=PACE_BURST, name="pace"),
     ]
     shares = {region: SLOTS[region] / SLOTS["regions"] for region in ("east", "north")}
-    return {TURNS: turns, REGIONS: [Shares(SLOTS["regions"], shares, by="region", borrow=False)]}
+    found = {TURNS: turns, REGIONS: [Shares(SLOTS["regions"], shares, by="region", borrow=False)]}
+    if "scope" not in signature(Limit).parameters:  # the previous version
+        return found
+    provider = Limit(concurrency=SLOTS["provider"], name="provider", scope="global")
+    return {**found, CALLS: [provider], MAILS: [Fair(), provider]}
 
 
 def draw(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any], Uses]:
     """A queue, keyword arguments and headers of a task, and what it takes."""
-    if rng.random() < 0.35:
+    kind = rng.random()
+    if kind < 0.25:
+        return rng.choice(NEW_QUEUES), {}, {}, (("provider", 1),)
+    if kind < 0.5:
         region = rng.choice(["east", "north", "south"])
         share = region if region in SLOTS else "others"
         return REGIONS, {"region": region}, {}, (("regions", 1), (share, 1))

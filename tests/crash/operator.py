@@ -17,7 +17,9 @@ SECONDS = 1.0, 3.0
 #: An operator whom the broker does not hear tries again so often, so much later.
 TRIES, AGAIN_SECONDS = 120, 0.5
 
-TENANT, LIMIT = "bea", "customer"
+TENANT = "bea"
+#: Queue and limit, of one queue and of several.
+LIMITS = ((limits.TURNS, "customer"), (limits.CALLS, "global/provider"))
 
 
 class Operator:
@@ -40,7 +42,7 @@ class Operator:
 
     def lower_limit(self, rng: random.Random, ended: Callable[[], None]) -> None:
         """Never above what is declared, which is what the verdict goes by."""
-        name = limits.TURNS, LIMIT
+        name = rng.choice(LIMITS)
         self._do(
             rng,
             lambda: self._delayed.set_limit(*name, concurrency=1),

@@ -12,7 +12,7 @@ from celery_ext.control.outcomes import newest
 from celery_ext.tasks.history import Step, TaskHistory
 from kombu_delayed.store.outcomes.records import ALIVE_SECONDS, Known
 from tests.crash.crew import Life
-from tests.crash.evidence import DEATHS, Evidence
+from tests.crash.evidence import DEATHS, FAILOVERS, Evidence
 from tests.crash.history import NEVER, Execution, Run
 from tests.crash.schedule import AWAY, CLOCKS
 
@@ -20,8 +20,6 @@ from tests.crash.schedule import AWAY, CLOCKS
 WRITTEN_SECONDS = 4.0
 #: So many ids are asked for at once.
 PART = 100
-#: In these a server may lose what it has answered.
-FAILOVERS = ("failover", "planned failover")
 
 
 @dataclass

@@ -81,6 +81,10 @@ def limit_rows(result: Result) -> Rows:
             *slots,
             ("**over a limit**: more tasks were running than allowed", len(limits.over)),
             ("— counting tasks that continued without slots", len(limits.over_with_zombies)),
+            (
+                "— of a global limit, until workers have told the new master what they use",
+                len(limits.over_after_failover),
+            ),
             ("**over a rate**: more tasks started in a period than allowed", len(limits.too_fast)),
             ("**leaked**: slots in use and tasks at the gates at the end", len(limits.held)),
             _lateness("late", result.verdict.limited_late_ms),

@@ -341,6 +341,22 @@ def test_slots_of_what_was_cut_off_alone_are_free(window: Window, over: int) -> 
 
 
 @pytest.mark.parametrize(
+    ("kind", "ended", "over"),
+    [("failover", 93, 0), ("failover", 92, 1), ("outage", 93, 1)],
+)
+def test_a_new_master_may_not_know_what_a_global_limit_has_lent(
+    kind: str, ended: float, over: int
+) -> None:
+    journal = [task(f"t{n}", "other", 90, 99) for n in range(SLOTS["provider"])]
+    windows = [Window(kind, 80, ended)]
+    following = task("next", "other", 95, 96)
+    uses: Uses = (("provider", 1),)
+    found = limits_of(life("first"), *journal, following, uses=uses, windows=windows)
+    assert (len(found.over), len(found.over_after_failover)) == (over, 1 - over)
+    assert found.good == (over == 0)
+
+
+@pytest.mark.parametrize(
     ("last_seconds", "too_fast"),
     [(PACE_SECONDS * 0.9, True), (PACE_SECONDS * 1.1, False)],
 )

@@ -10,6 +10,7 @@ from tests.crash.answers import Answers, judge_answers
 from tests.crash.crew import Life
 from tests.crash.evidence import (
     DEATHS,
+    FAILOVERS,
     OCCUPIED,
     RECOVERY_SECONDS,
     STALL,
@@ -177,7 +178,7 @@ class _Judge:
     def _not_replicated(self, execution: Execution, run: Run) -> str | None:
         earlier = [hold for hold in execution.holds if hold.run is not run]
         for window in self.evidence.windows:
-            if window.kind not in ("failover", "planned failover"):
+            if window.kind not in FAILOVERS:
                 continue
             since, until = window.began - ACK_SECONDS, window.ended + RECOVERY_SECONDS
             # A replica that takes over by plan has what the master had answered before.
