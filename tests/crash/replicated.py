@@ -156,7 +156,10 @@ class ClusterFaults(PausingFaults):
         with contextlib.suppress(AssertionError):
             super()._heal()
         if half := self._half_moved:
-            wait_until(lambda: self.all.finish_move(*half), "the slot has moved", FINISH_SECONDS)
+            try:
+                wait_until(lambda: self.all.finish_move(*half), "the slot is moved", FINISH_SECONDS)
+            except AssertionError as error:
+                raise AssertionError(f"{error}: {self.all.unfinished}") from error
             self._half_moved = None
 
     def _shard(self) -> str:

@@ -11,13 +11,14 @@ import pytest
 from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
+from redis.crc import key_slot
 
 from celery_ext.policies import Limit
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.inspection.copies import Copies
 from kombu_delayed.store.calls.shards import shard_name
 from kombu_delayed.store.store import Store
-from tests.kit.clusters import Cluster
+from tests.kit.clusters import PASSWORD, Cluster
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.producers import Producers
@@ -294,3 +295,30 @@ def test_acks_that_nodes_refuse_are_sent_again(
         wait_until(
             lambda: inbox.drain(0.05) and not [*client.scan_iter("*:unacked:*")], "all are acked"
         )
+
+
+@pytest.mark.parametrize("broken", ["begun", "half", "given up", "not told"])
+def test_the_kit_finishes_a_broken_move(cluster: Cluster, names: list[str], broken: str) -> None:
+    """Whatever of it has reached the servers: a fault leaves a whole Cluster behind."""
+    name, slot = names[0], key_slot(names[0].encode())
+    source, target = map(cluster.master_of, names[:2])
+    with cluster.routed() as client:
+        for n in range(30):
+            client.set(f"{{{name}}}{n}", n)
+    cluster.begin_move(name, target)
+    with cluster.client(source) as old, cluster.client(target) as new:
+        if broken != "begun":
+            count = 30 if broken == "not told" else 10
+            keys = old.execute_command("CLUSTER GETKEYSINSLOT", slot, count)
+            there = ("127.0.0.1", target.port, "", 0, 5000, "AUTH", PASSWORD)
+            old.execute_command("MIGRATE", *there, "KEYS", *keys)
+        if broken == "given up":
+            old.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+            new.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+        if broken == "not told":
+            new.execute_command("CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
+    wait_until(lambda: cluster.finish_move(name, target), "it is finished")
+    cluster.heal()
+    with cluster.routed() as client:
+        assert [client.get(f"{{{name}}}{n}") for n in range(30)] == [b"%d" % n for n in range(30)]
+    assert cluster.master_of(name) is target

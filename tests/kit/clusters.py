@@ -36,6 +36,8 @@ class Cluster:
     replicas: int = 1
     append_only: bool = True
     environment: dict[str, str] | None = None
+    #: Why `finish_move` was in vain.
+    unfinished = ""
 
     @property
     def url(self) -> str:
@@ -62,10 +64,8 @@ class Cluster:
     def master_of(self, key: str) -> Server:
         slot = key_slot(key.encode())
         for fields in self.nodes():
-            for part in fields[8:]:
-                low, _, high = part.partition("-")
-                if low.isdigit() and int(low) <= slot <= int(high or low):
-                    return self._at(fields)
+            if _has(fields, slot):
+                return self._at(fields)
         raise AssertionError(f"nobody has slot {slot}")
 
     def _at(self, fields: list[str]) -> Server:
@@ -118,20 +118,16 @@ class Cluster:
         target: Server,
         *,
         on_half: Callable[[], Any] | None = None,
-        replace: bool = False,
     ) -> None:
-        """Move a key's slot to another master, as `redis-cli --cluster reshard` does.
-
-        `replace` also keys that the target has: those which the replica of a lost source kept.
-        """
+        """Move a key's slot to another master, as `redis-cli --cluster reshard` does."""
         source, slot = self.master_of(key), key_slot(key.encode())
         target_id = self.id_of(target)
         with self.client(source) as old, self.client(target) as new:
             self.begin_move(key, target)
-            self._move_keys(old, target, slot, replace)
+            self._move_keys(old, target, slot)
             if on_half:
                 on_half()
-                self._move_keys(old, target, slot, replace)
+                self._move_keys(old, target, slot)
             new.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
             with contextlib.suppress(ResponseError):  # without a slot it may be a replica by now
                 old.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
@@ -145,20 +141,58 @@ class Cluster:
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
 
     def finish_move(self, key: str, target: Server) -> bool:
-        """Do again a move that the servers have given up, as `redis-cli --cluster fix` does.
+        """Bring a slot to a master whatever a broken move has left, as `redis-cli --cluster fix`.
 
-        Returns whether it is finished; where servers are down or lag it takes another call.
-        After a step of the clock, a replica of the target may have taken over from it, and nodes
-        may call others failing that are well, for as long as it was ahead.
+        Returns whether all agree that it is there. Where servers are down or lag it takes another
+        call; `unfinished` says why. A replica of the target may have taken over from it.
         """
-        with contextlib.suppress(RedisError, OSError, AssertionError, StopIteration, KeyError):
-            target = self.successor(target)
-            if self._all_follow() and self.master_of(key) is not target:
-                self.move(key, target, replace=True)
-            return self.master_of(key) is target
-        return False
+        try:
+            target, slot = self.successor(target), key_slot(key.encode())
+            if not self._all_follow():
+                raise RedisError("a replica lags")
+            if not self._all_say(slot, target):
+                self._bring(slot, target)
+            if not self._all_say(slot, target):
+                raise RedisError("not all servers have heard of the move")
+        except (RedisError, OSError, AssertionError, StopIteration, KeyError) as error:
+            self.unfinished = repr(error)
+            return False
+        return True
 
-    def _move_keys(self, old: redis.Redis, target: Server, slot: int, replace: bool) -> None:
+    def _bring(self, slot: int, target: Server) -> None:
+        """Move a slot's keys to a master from all others, whoever is said to have the slot."""
+        target_id = self.id_of(target)
+        others = [server for server in self.masters() if server is not target]
+        with contextlib.ExitStack() as stack:
+            new = stack.enter_context(self.client(target))
+            clients = [stack.enter_context(self.client(server)) for server in others]
+            for client in (new, *clients):
+                client.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+            for server, client in zip(others, clients, strict=True):
+                if not client.execute_command("CLUSTER COUNTKEYSINSLOT", slot):
+                    continue
+                if not self._says(target, slot, target):
+                    new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.id_of(server))
+                # Only where it is on its way may keys be moved from it.
+                way = "MIGRATING" if self._says(server, slot, server) else "IMPORTING"
+                client.execute_command("CLUSTER SETSLOT", slot, way, target_id)
+                self._move_keys(client, target, slot, True)
+            new.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+            new.execute_command("CLUSTER BUMPEPOCH")
+            for client in clients:
+                client.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+
+    def _all_say(self, slot: int, owner: Server) -> bool:
+        return all(self._says(server, slot, owner) for server in self.servers if server.running)
+
+    def _says(self, server: Server, slot: int, owner: Server) -> bool:
+        """Whether a server takes another one, or itself, for the owner of a slot."""
+        owners = [line for line in self.nodes(server) if _has(line, slot)]
+        return [self._at(line) for line in owners] == [owner]
+
+    def _move_keys(
+        self, old: redis.Redis, target: Server, slot: int, replace: bool = False
+    ) -> None:
         where = "127.0.0.1", target.port, "", 0, 5000, *["REPLACE"] * replace
         while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 10):
             old.execute_command("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *keys)
@@ -260,6 +294,12 @@ class Cluster:
     def close(self) -> None:
         for server in self.servers:
             server.stop()
+
+
+def _has(fields: list[str], slot: int) -> bool:
+    """Whether a line of CLUSTER NODES is of the owner of a slot."""
+    ranges = [part.partition("-") for part in fields[8:] if not part.startswith("[")]
+    return any(int(low) <= slot <= int(high or low) for low, _, high in ranges)
 
 
 def _role(client: redis.Redis) -> str:
