@@ -297,7 +297,7 @@ def test_acks_that_nodes_refuse_are_sent_again(
         )
 
 
-@pytest.mark.parametrize("broken", ["begun", "half", "given up", "not told"])
+@pytest.mark.parametrize("broken", ["begun", "half", "given up", "not told", "killed"])
 def test_the_kit_finishes_a_broken_move(cluster: Cluster, names: list[str], broken: str) -> None:
     """Whatever of it has reached the servers: a fault leaves a whole Cluster behind."""
     name, slot = names[0], key_slot(names[0].encode())
@@ -317,6 +317,10 @@ def test_the_kit_finishes_a_broken_move(cluster: Cluster, names: list[str], brok
             new.execute_command("CLUSTER SETSLOT", slot, "STABLE")
         if broken == "not told":
             new.execute_command("CLUSTER SETSLOT", slot, "NODE", cluster.id_of(target))
+    if broken == "killed":
+        source.kill()
+        cluster.wait_for_failover(name, source)
+        source.start()
     wait_until(lambda: cluster.finish_move(name, target), "it is finished")
     cluster.heal()
     with cluster.routed() as client:

@@ -73,8 +73,8 @@ class Cluster:
         return next(server for server in self.servers if server.port == port)
 
     def masters(self) -> list[Server]:
-        """Those with slots."""
-        return [self._at(fields) for fields in self.nodes() if len(fields) > 8]
+        """Those with slots. A replica may have the move that it was doing before."""
+        return [self._at(fields) for fields in self.nodes() if _ranges(fields)]
 
     def replicas_of(self, master: Server) -> list[Server]:
         lines = self.nodes()
@@ -155,7 +155,7 @@ class Cluster:
             if not self._all_say(slot, target):
                 raise RedisError("not all servers have heard of the move")
         except (RedisError, OSError, AssertionError, StopIteration, KeyError) as error:
-            self.unfinished = repr(error)
+            self.unfinished = f"{type(error).__name__}: {error}"
             return False
         return True
 
@@ -298,8 +298,13 @@ class Cluster:
 
 def _has(fields: list[str], slot: int) -> bool:
     """Whether a line of CLUSTER NODES is of the owner of a slot."""
-    ranges = [part.partition("-") for part in fields[8:] if not part.startswith("[")]
+    ranges = (part.partition("-") for part in _ranges(fields))
     return any(int(low) <= slot <= int(high or low) for low, _, high in ranges)
+
+
+def _ranges(fields: list[str]) -> list[str]:
+    """The slots of a line of CLUSTER NODES, without those that move."""
+    return [part for part in fields[8:] if not part.startswith("[")]
 
 
 def _role(client: redis.Redis) -> str:
