@@ -62,7 +62,7 @@ def test_a_host_that_hangs_leaves_slots_to_others(
 ) -> None:
     more = {"callback_allow": ALLOWED, "callback_per_host": 20, "callback_seconds": 120}
     with run_jobs(server, tmp_path, pool, **more) as jobs, hanging(jobs) as receiver:
-        stuck = [jobs.send("/hangs", retry=0) for _ in range(12)]
+        stuck = [jobs.send("/hangs", retry=0, timeout=60) for _ in range(12)]
         wait_until(lambda: receiver.at_once == 2, "half of four slots are taken")
         wait_until(lambda: len([*jobs.delayed.find()]) == 10, "the others are put off")
         other = f"http://localhost:{jobs.receiver.port}/healthy"
@@ -94,7 +94,7 @@ def test_a_host_that_times_out_gets_one_callback_at_a_time(
             assert client.get(timeouts) == b"%d" % count
         wait_until(lambda: client.zcard(places) == 0, "their places are free")
         before = receiver.at_once
-        ids = [jobs.send("/hangs", retry=0) for _ in range(4)]
+        ids = [jobs.send("/hangs", retry=0, timeout=60) for _ in range(4)]
         wait_until(lambda: len([*jobs.delayed.find()]) == 3, "all but one are put off")
         assert receiver.at_once == before + 1
         receiver.gate.set()
@@ -107,7 +107,7 @@ def test_a_host_that_times_out_gets_one_callback_at_a_time(
 
 def test_a_job_that_was_put_off_is_tried_as_often_as_any(jobs_of_one: Jobs) -> None:
     with hanging(jobs_of_one) as receiver:
-        first = jobs_of_one.send("/hangs")
+        first = jobs_of_one.send("/hangs", timeout=60)
         wait_until(lambda: receiver.at_once == 1, "the only place is taken")
         jobs_of_one.receiver.answers["/bad"] = (500, b"", {})
         id = jobs_of_one.send("/bad", retry=1, tenant="ada", priority=3)
