@@ -62,7 +62,7 @@ def test_a_host_that_hangs_leaves_slots_to_others(
 ) -> None:
     more = {"callback_allow": ALLOWED, "callback_per_host": 20, "callback_seconds": 120}
     with run_jobs(server, tmp_path, pool, **more) as jobs, hanging(jobs) as receiver:
-        stuck = [jobs.send("/hangs", retry=0, timeout=60) for _ in range(12)]
+        stuck = [jobs.send("/hangs", retry=0) for _ in range(12)]
         wait_until(lambda: receiver.at_once == 2, "half of four slots are taken")
         wait_until(lambda: len([*jobs.delayed.find()]) == 10, "the others are put off")
         other = f"http://localhost:{jobs.receiver.port}/healthy"
