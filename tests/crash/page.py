@@ -84,9 +84,10 @@ To run it again:
 POLICIES = """
 ## Limits and answers
 
-Some of the tasks on `delayed+redis://` are in two queues with [policies]\
+Some of the tasks on `delayed+redis://` are in four queues with [policies]\
 (guides/policies.md#limits): fair shares of tenants, weights, limits of a queue and of each \
-customer, a rate, and shares of slots. Many of them are due at the same time.
+customer, a rate, shares of slots, and a global limit of two queues. Many of them are due at the \
+same time.
 Others [expect an answer](guides/correlation.md) and end. Another process answers: before the \
 question, at the time of the timeout, twice, or never.
 
