@@ -14,7 +14,7 @@ T = TypeVar("T")
 def wait_until(
     predicate: Callable[[], T],
     description: str,
-    timeout_seconds: float = 30,
+    timeout_seconds: float = 90,
     interval_seconds: float = 0.01,
 ) -> T:
     """Return the first truthy value of `predicate`, or fail naming what was waited for."""

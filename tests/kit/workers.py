@@ -16,7 +16,7 @@ from tests.kit.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 READY = " ready."
-START_SECONDS = 30
+START_SECONDS = 90
 STOP_SECONDS = 20
 
 
@@ -115,7 +115,7 @@ class Worker:
             self.kill()
             raise
 
-    def wait_for_log(self, text: str, timeout_seconds: float = 10) -> None:
+    def wait_for_log(self, text: str, timeout_seconds: float = 90) -> None:
         def found() -> bool:
             if text in self.log:
                 return True
