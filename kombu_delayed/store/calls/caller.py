@@ -153,7 +153,7 @@ class Caller:
                 queue, prefix, steps, separator, hash_tag(queue) if self.cluster else ""
             )
         )
-        self._known = lru_cache(maxsize=4096)(self._find_known)
+        self._known = lru_cache(maxsize=512)(self._find_known)
 
     def _find_known(
         self,
