@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,6 @@ def path_of(module: str) -> Path | None:
 
 
 @lru_cache
-@cache
 def _read(module: str) -> tuple[ast.Module, list[str]]:
     path = path_of(module)
     if path is None:

@@ -193,10 +193,12 @@ class Delayed(Queues):
     ) -> Outcome:
         """Cancel all tasks that match a query. Their results are REVOKED."""
         if query.state == "ready":
-            ready = lambda tasks: len(self.moves.cancel_ready(tasks))  # noqa: E731
-            return change_ready(self, query, ready, dry_run, progress)
-        delayed = lambda shard, infos: len(self.moves.cancel(shard, infos))  # noqa: E731
-        outcome = change_many(self, query, delayed, dry_run, progress)
+            return change_ready(
+                self, query, lambda tasks: len(self.moves.cancel_ready(tasks)), dry_run, progress
+            )
+        outcome = change_many(
+            self, query, lambda *found: len(self.moves.cancel(*found)), dry_run, progress
+        )
         if not dry_run:  # nobody may consume them who would look after that
             self.store.dictionaries.tidy(self.shards(query.queue), at_once=True)
         return outcome

@@ -101,7 +101,7 @@ class Remaining:
 
 
 def remain(
-    lease: Lease, queues: Collection[str], slots: Slots, kept: Collection[str] = ()
+    lease: Lease, queues: Collection[str], slots: Slots, kept: Collection[str]
 ) -> Remaining | None:
     """Keep the lease for tasks that have not ended, and give back what is `kept`; None: nothing."""
     left = [queue for queue in queues if slots.running(queue) or queue in kept]

@@ -108,7 +108,7 @@ class Place(NamedTuple):
 class Page(NamedTuple):
     """A page of a backlog, and where the next one begins; None: it was the last.
 
-    `looked_at` is how many messages were looked at: more than there are here if some did not fit.
+    `looked_at` is how many messages were looked at, also those that lack the needle.
     """
 
     waiting: list[Waiting]

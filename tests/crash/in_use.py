@@ -12,13 +12,10 @@ from tests.crash.clock import Readings
 from tests.crash.crew import Life
 from tests.crash.evidence import DEATHS, FAILOVERS, Evidence
 from tests.crash.history import NEVER, Execution, Hold, Key, Run
-from tests.crash.limits import PACE_BURST, PACE_SECONDS, slots
+from tests.crash.limits import PACE_BURST, PACE_SECONDS, PROVIDER, slots
 
 #: Times of the server are whole milliseconds.
 ROUNDING_SECONDS = 0.002
-
-#: Of limits of several queues, whose server may lose the last slots that it has lent.
-GLOBAL = "provider"
 
 
 class Span(NamedTuple):
@@ -75,7 +72,7 @@ def judge_limits(executions: Iterable[Execution], evidence: Evidence) -> Limits:
             found.most[limit] = max(known, excess.in_use if not with_zombies else 0)
             if excess.in_use <= slots(limit):
                 continue
-            if limit == GLOBAL and _after_failover(excess.at, evidence):
+            if limit == PROVIDER and _after_failover(excess.at, evidence):
                 found.over_after_failover.append(excess)
             else:
                 (found.over_with_zombies if with_zombies else found.over).append(excess)

@@ -12,6 +12,7 @@ TURNS, REGIONS = "turns", "regions"
 CALLS, MAILS = "calls", "mails"
 QUEUES = (TURNS, REGIONS, CALLS, MAILS)
 NEW_QUEUES = (CALLS, MAILS)
+PROVIDER = "provider"
 
 #: Limit -> how much of it may be in use at once; of `customer` each key has so much.
 SLOTS = {
@@ -21,7 +22,7 @@ SLOTS = {
     "east": 3,
     "north": 2,
     "others": 1,
-    "provider": 3,
+    PROVIDER: 3,
 }
 
 #: In TURNS one task begins every so many seconds, and so many at once after a pause.
@@ -46,7 +47,7 @@ def policies() -> dict[str, list[Any]]:
     found = {TURNS: turns, REGIONS: [Shares(SLOTS["regions"], shares, by="region", borrow=False)]}
     if "scope" not in signature(Limit).parameters:  # the previous version
         return found
-    provider = Limit(concurrency=SLOTS["provider"], name="provider", scope="global")
+    provider = Limit(concurrency=SLOTS[PROVIDER], name=PROVIDER, scope="global")
     return {**found, CALLS: [provider], MAILS: [Fair(), provider]}
 
 
@@ -54,7 +55,7 @@ def draw(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any], Uses]
     """A queue, keyword arguments and headers of a task, and what it takes."""
     kind = rng.random()
     if kind < 0.25:
-        return rng.choice(NEW_QUEUES), {}, {}, (("provider", 1),)
+        return rng.choice(NEW_QUEUES), {}, {}, ((PROVIDER, 1),)
     if kind < 0.5:
         region = rng.choice(["east", "north", "south"])
         share = region if region in SLOTS else "others"

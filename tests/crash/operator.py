@@ -19,7 +19,7 @@ TRIES, AGAIN_SECONDS = 120, 0.5
 
 TENANT = "bea"
 #: Queue and limit, of one queue and of several.
-LIMITS = ((limits.TURNS, "customer"), (limits.CALLS, "global/provider"))
+LIMITS = ((limits.TURNS, "customer"), (limits.CALLS, f"global/{limits.PROVIDER}"))
 
 
 class Operator:

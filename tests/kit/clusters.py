@@ -63,10 +63,13 @@ class Cluster:
 
     def master_of(self, key: str) -> Server:
         slot = key_slot(key.encode())
-        for fields in self.nodes():
-            if _has(fields, slot):
-                return self._at(fields)
-        raise AssertionError(f"nobody has slot {slot}")
+        if not (owners := self._owners(slot)):
+            raise AssertionError(f"nobody has slot {slot}")
+        return owners[0]
+
+    def _owners(self, slot: int, server: Server | None = None) -> list[Server]:
+        """Who has a slot, as a server sees it."""
+        return [self._at(fields) for fields in self.nodes(server) if _has(fields, slot)]
 
     def _at(self, fields: list[str]) -> Server:
         port = int(fields[1].partition("@")[0].rpartition(":")[2])
@@ -187,8 +190,7 @@ class Cluster:
 
     def _says(self, server: Server, slot: int, owner: Server) -> bool:
         """Whether a server takes another one, or itself, for the owner of a slot."""
-        owners = [line for line in self.nodes(server) if _has(line, slot)]
-        return [self._at(line) for line in owners] == [owner]
+        return self._owners(slot, server) == [owner]
 
     def _move_keys(
         self, old: redis.Redis, target: Server, slot: int, replace: bool = False

@@ -21,6 +21,7 @@ class DuePlan:
     """
 
     moves: Moves
+    now_ms: int
     by: timedelta | None
     start_ms: int
     spread: timedelta | None
@@ -42,7 +43,8 @@ class DuePlan:
         for name, length in (("by", by), ("spread", spread)):
             if length is not None and not isinstance(length, timedelta):
                 raise QueryError(f"{name}={length!r} is not a length of time: give a timedelta")
-        return cls(moves, by, from_now_ms("to", 0) if to is None else to_ms("to", to), spread)
+        now_ms = from_now_ms("to", 0)
+        return cls(moves, now_ms, by, now_ms if to is None else to_ms("to", to), spread)
 
     def delayed(self, shard: str, infos: list[TaskInfo]) -> int:
         """Move delayed tasks of a shard; returns how many were still there."""
@@ -50,9 +52,8 @@ class DuePlan:
 
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
         """Delay ready tasks; returns how many were still ready. Raises QueryError for the past."""
-        now_ms = from_now_ms("now", 0)
-        dues = [self.next_ms(replace(each.info, due_ms=now_ms)) for each in tasks]
-        if any(due_ms <= now_ms for due_ms in dues):
+        dues = [self.next_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
+        if any(due_ms <= self.now_ms for due_ms in dues):
             raise QueryError("tasks that are ready can only be moved to a later time")
         return sum(map(self.moves.postpone, tasks, map(due_at, dues)))
 
