@@ -51,6 +51,45 @@ T = TypeVar("T")
 Self = TypeVar("Self", bound="Caller")
 
 
+@lru_cache(maxsize=16)
+def _caches(
+    prefix: str, steps: tuple[int, ...], separator: str, is_cluster: bool
+) -> tuple[Callable[[str], QueueKeys], Callable[..., dict[str, Any]]]:
+    """The keys of a queue, and what scripts take of it: the same for all stores of a process."""
+
+    @lru_cache(maxsize=1024)
+    def keys_of(queue: str) -> QueueKeys:
+        return QueueKeys(queue, prefix, steps, separator, hash_tag(queue) if is_cluster else "")
+
+    @lru_cache(maxsize=1024)
+    def known(
+        name: str,
+        queue: str,
+        owner: str | None,
+        now: str,
+        partition_size: int,
+        bucket_bytes: int,
+        limits: Limits,
+    ) -> dict[str, Any]:
+        keys, takes = keys_of(queue), script(name)
+        found = {
+            **takes.keys_among(keys, owner),
+            "steps": keys.steps,
+            "now": now,
+            "partition_size": partition_size,
+            "bucket_bytes": bucket_bytes,
+            "event_limit": 0,
+            "max_deliveries": limits.max_deliveries,
+            "dead_limit": limits.dead_limit,
+            "dead_age_ms": int(limits.dead_seconds * 1000),
+        }
+        if owner is not None:
+            found["consumer"] = owner
+        return {name: value for name, value in found.items() if name in takes.names}
+
+    return keys_of, known
+
+
 class Limits(NamedTuple):
     """When a message counts as poison (0: never), and how many dead letters are kept how long."""
 
@@ -148,38 +187,7 @@ class Caller:
         #: Where scripts are known to work that nobody waits for: a server may have lost them.
         self._posted_over: dict[tuple[ServerConnection, str], int] = {}
         steps = tuple(sorted(priority_steps))
-        self.keys = lru_cache(maxsize=1024)(
-            lambda queue: QueueKeys(
-                queue, prefix, steps, separator, hash_tag(queue) if self.cluster else ""
-            )
-        )
-        self._known = lru_cache(maxsize=512)(self._find_known)
-
-    def _find_known(
-        self,
-        name: str,
-        queue: str,
-        owner: str | None,
-        now: str,
-        partition_size: int,
-        bucket_bytes: int,
-        limits: Limits,
-    ) -> dict[str, Any]:
-        keys, takes = self.keys(queue), script(name)
-        known = {
-            **takes.keys_among(keys, owner),
-            "steps": keys.steps,
-            "now": now,
-            "partition_size": partition_size,
-            "bucket_bytes": bucket_bytes,
-            "event_limit": 0,
-            "max_deliveries": limits.max_deliveries,
-            "dead_limit": limits.dead_limit,
-            "dead_age_ms": int(limits.dead_seconds * 1000),
-        }
-        if owner is not None:
-            known["consumer"] = owner
-        return {name: value for name, value in known.items() if name in takes.names}
+        self.keys, self._known = _caches(prefix, steps, separator, bool(self.cluster))
 
     def over(self: Self, client: Any) -> Self:
         """The same store over other connections."""
