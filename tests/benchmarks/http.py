@@ -11,6 +11,7 @@ import random
 import selectors
 import socket
 import time
+from collections import deque
 from contextlib import closing
 from time import perf_counter
 from typing import Any
@@ -152,14 +153,15 @@ def look_up_steadily(port: int, ready: int, count: int, rate: float) -> float:
     They go out when they are due, whether or not earlier ones are answered.
     """
     chance, selector, took = random.Random(7), selectors.DefaultSelector(), list[float]()
-    free = [Connection(port) for _ in range(CONNECTIONS)]
+    # In turn: the server closes a connection that is idle for long.
+    free = deque(Connection(port) for _ in range(CONNECTIONS))
     for client in free:
         selector.register(client, selectors.EVENT_READ, client)
     due, sent, began = dict[Connection, float](), 0, perf_counter()
     while len(took) < count:
         at = began + sent / rate
         while sent < count and free and at <= perf_counter():
-            client = free.pop()
+            client = free.popleft()
             due[client] = at
             client.send(_get(f"/v1/tasks/ready-{chance.randrange(ready)}"))
             sent, at = sent + 1, began + (sent + 1) / rate

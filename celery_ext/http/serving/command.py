@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 from typing import Any
@@ -90,4 +91,8 @@ def run(
     api.service.check_broker()
     more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
     more |= {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "root_path": root_path}
-    make_server(api, host, port, **more).run()
+    server = make_server(api, host, port, **more)
+    # No request is answered while garbage is looked for, so what stays need not be looked at.
+    gc.collect()
+    gc.freeze()
+    server.run()
