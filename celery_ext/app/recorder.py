@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -120,7 +120,7 @@ class Recorder:
         self._live: dict[str, set[str]] = {}
         self._beat_at: dict[str, float] = {}
         self._unsent: dict[str, Unsent] = {}
-        self._tallies: dict[str, Tallies] = {}
+        self._tallies = defaultdict[str, Tallies](Tallies)
         self._told = 0
         self._heads: dict[tuple[str, Any], str] = {}
         self._is_failing = False
@@ -254,7 +254,7 @@ class Recorder:
 
     def _count(self, run: Run) -> None:
         """What has happened to it since the last note, as a part of how tasks go over time."""
-        tallies = self._tallies.setdefault(run.queue, Tallies())
+        tallies = self._tallies[run.queue]
         if run.started_at and run.written < 2 and run.due_ms is not None:
             tallies.began(run.task, run.started_at, run.started_at * 1000 - run.due_ms)
         if run.ended_at and run.written < 3:
@@ -335,7 +335,7 @@ class Recorder:
             calls = Outcomes(store).note_calls(
                 queue, notes, self.options.kept, self.worker, alive_ms
             )
-            tallies = self._tallies.setdefault(queue, Tallies())
+            tallies = self._tallies[queue]
             store.all_of([*calls, *tallies.calls(store, queue, self.worker)])
             tallies.were_written()
         except BROKER_FAILS as error:

@@ -154,10 +154,11 @@ class Rules:
 
     def _tell_strategy(self, queue: str, task: str, headers: dict[str, Any]) -> None:
         """Name the retry strategy to the process that runs the task, if it would take another."""
-        of_task = self._of_task(queue, task) or ()
-        text = strategy_text(self._holding(queue).strategy(queue_of(queue), of_task))
-        own = self._apps.policies_of_tasks().get(task, ()) if text is not None else ()
-        if text is None or text == strategy_text(self._declared.strategy(queue_of(queue), own)):
+        name, own = queue_of(queue), self._apps.policies_of_tasks().get(task, ())
+        held = self._holding(queue).strategy(name, self._of_task(queue, task) or ())
+        taken = self._declared.strategy(name, own)
+        text = strategy_text(held) if held is not taken else None
+        if text is None or text == strategy_text(taken):
             headers.pop(STRATEGY_HEADER, None)
         else:
             headers[STRATEGY_HEADER] = text

@@ -122,9 +122,8 @@ class Part:
         run, outbox = session.store.run, self._qos.outbox
         run.hold_back()  # acks go with the claim that follows
         try:
-            can_wait = outbox.done and not outbox.freed and not outbox.held
-            if not (can_wait and claims.comes_soon(now)):
-                slots_wait = not (session.runs_here or claims.gates.was_short)
+            slots_wait = not (session.runs_here or claims.gates.was_short)
+            if not (outbox.can_wait(now, slots_wait) and claims.comes_soon(now)):
                 outbox.flush(session.store, session.lease, slots_wait)
             if claims.unsure:
                 claims.recover_all()

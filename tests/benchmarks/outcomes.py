@@ -62,11 +62,11 @@ def _drain(rig: Rig, count: int, extended: str) -> Figures:
     ),
 )
 def outcomes(rig: Rig) -> Figures:
-    """Each with and without in turn, as the machine's speed drifts; the medians of six."""
+    """Each with and without in turn, as the machine's speed drifts; the medians of ten."""
     count = rig.scaled(10_000, 2_000)
     found: dict[str, list[Figures]] = {"": [], "silent_": []}
     sides = [("", "yes"), ("silent_", "silent")]
-    for _ in range(rig.scaled(6, 1)):
+    for _ in range(rig.scaled(10, 1)):
         for prefix, extended in sides:
             found[prefix].append(_drain(rig, count, extended))
         sides.reverse()

@@ -13,7 +13,7 @@ local TEXT_BYTES, INDEX_LIMIT, FIELDS = 6000, 2000, 6
 local TABLE_OF = {r = 'live', s = 'live', ['-'] = 'failed', ['~'] = 'failed'}
 local INDEX_OF = {s = 'running', ['-'] = 'failed-ids', ['~'] = 'retrying'}
 local INDICES = {'running', 'failed-ids', 'retrying'}
-local touched, changed = {}, {}
+local changed = {}
 
 local function put(index, score, id)
   redis.call('ZADD', outcomes .. index, score, id)
@@ -28,26 +28,46 @@ local function shortened(text)
   return head .. text:sub(from + 1)
 end
 
+-- All that are known are read at once, and at the end all texts are written at once, by hash.
+local ids_in, bucket_by_id, texts, kept_in = {}, {}, {}, {}
+for i = 1, #entries, FIELDS do
+  local id = entries[i]
+  local bucket = bucket_of(id)
+  local ids = ids_in[bucket] or {}
+  ids_in[bucket], ids[#ids + 1], bucket_by_id[id] = ids, id, bucket
+end
+for bucket, ids in pairs(ids_in) do
+  for _, key in ipairs(hashes_of(bucket)) do
+    for i, text in ipairs(redis.call('HMGET', key, unpack(ids))) do
+      if text and not texts[ids[i]] then texts[ids[i]], kept_in[ids[i]] = text, key end
+    end
+  end
+end
+
+local goes_to = {}
 for i = 1, #entries, FIELDS do
   local id, state, score, slow, head, lines = unpack(entries, i, i + FIELDS - 1)
-  local bucket = bucket_of(id)
-  local before, kept_in, key = find_outcome(id, bucket)
-  local goes_to = TABLE_OF[state] or 'ended'
-  if goes_to == 'ended' and before and before:find('\n%["[-~]"') then goes_to = 'failed' end
-  local target = outcomes .. goes_to .. ':' .. bucket
+  local before = texts[id]
+  local to = TABLE_OF[state] or 'ended'
   if before then
-    if key ~= target then redis.call('HDEL', key, id) end
+    if to == 'ended' and before:find('\n%["[-~]"') then to = 'failed' end
     for j = 1, #INDICES do
       if INDICES[j] ~= INDEX_OF[state] then redis.call('ZREM', outcomes .. INDICES[j], id) end
     end
   end
-  redis.call('HSET', target, id, shortened((before or head) .. lines))
-  touched[target] = true
+  texts[id], goes_to[id] = shortened((before or head) .. lines), outcomes .. to .. ':' .. bucket_by_id[id]
   if INDEX_OF[state] then put(INDEX_OF[state], score, id) end
   if slow == '1' then put('slow', now_ms, id) end
 end
 
-for key in pairs(touched) do
+local fields_of = {}
+for id, key in pairs(goes_to) do
+  if kept_in[id] and kept_in[id] ~= key then redis.call('HDEL', kept_in[id], id) end
+  local fields = fields_of[key] or {}
+  fields_of[key], fields[#fields + 1], fields[#fields + 2] = fields, id, texts[id]
+end
+for key, fields in pairs(fields_of) do
+  redis.call('HSET', key, unpack(fields))
   local since = tonumber(redis.call('HGET', key, '') or '')
   if not since then
     since = now_ms

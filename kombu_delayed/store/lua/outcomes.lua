@@ -6,7 +6,7 @@
 -- returns for each id that is known: id, text, 1 if the worker that had it last is alive; O(1) an id
 local answer = {}
 for i = 1, #ids do
-  local text = find_outcome(ids[i], bucket_of(ids[i]))
+  local text = find_outcome(ids[i])
   if text then
     answer[#answer + 1] = ids[i]
     answer[#answer + 1] = text

@@ -8,7 +8,7 @@
 local ids = redis.call('ZREVRANGE', outcomes .. list, start, start + count - 1)
 local answer = {#ids}
 for i = 1, #ids do
-  local text = find_outcome(ids[i], bucket_of(ids[i]))
+  local text = find_outcome(ids[i])
   if text then
     answer[#answer + 1] = ids[i]
     answer[#answer + 1] = text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -36,10 +37,6 @@ _SIZE = _LATE + 1 + _TIMES
 
 #: Minutes of tasks that a worker remembers while Redis is away.
 MOST = 5_000
-
-
-def _place(ms: float) -> int:
-    return next((n for n, bound in enumerate(BOUNDS_MS) if ms < bound), _TIMES - 1)
 
 
 @dataclass
@@ -82,7 +79,7 @@ class Tally:
 
     def add_time(self, at: int, ms: float) -> None:
         self.numbers[at] += int(ms)
-        self.numbers[at + 1 + _place(ms)] += 1
+        self.numbers[at + 1 + bisect_right(BOUNDS_MS, ms)] += 1
 
 
 def _quantile(counts: Sequence[int], share: float) -> float | None:
@@ -120,9 +117,10 @@ class Tallies:
 
     def _tally(self, task: str, at: float) -> Tally | None:
         key = int(at) // 60 * 60, task
-        if key not in self._counts and len(self._counts) >= MOST:
-            return None
-        return self._counts.setdefault(key, Tally())
+        tally = self._counts.get(key)
+        if tally is None and len(self._counts) < MOST:
+            tally = self._counts[key] = Tally()
+        return tally
 
     def calls(self, store: Store, queue: str, worker: str) -> list[Call]:
         """The scripts that add them; the same again until `were_written`."""

@@ -9,16 +9,25 @@ local function bucket_of(id)
   return tonumber(redis.sha1hex(id):sub(1, 2), 16) % 32
 end
 
--- The text of an id, its table and the hash that has it. Most hashes are not there, which is asked once in a call.
-local is_there = {}
-local function find_outcome(id, bucket)
+-- The hashes of a bucket, in the order in which an id is looked for. Most are not there, which is asked once in a call.
+local hashes = {}
+local function hashes_of(bucket)
+  if hashes[bucket] then return hashes[bucket] end
+  local found = {}
   for i = 1, 3 do
     local newer = outcomes .. TABLES[i] .. ':' .. bucket
     for _, key in ipairs({newer, newer .. ':old'}) do
-      if is_there[key] == nil then is_there[key] = redis.call('EXISTS', key) == 1 end
-      local text = is_there[key] and redis.call('HGET', key, id)
-      if text then return text, TABLES[i], key end
+      if redis.call('EXISTS', key) == 1 then found[#found + 1] = key end
     end
+  end
+  hashes[bucket] = found
+  return found
+end
+
+local function find_outcome(id)
+  for _, key in ipairs(hashes_of(bucket_of(id))) do
+    local text = redis.call('HGET', key, id)
+    if text then return text end
   end
 end
 
