@@ -11,14 +11,14 @@ _NUMBERS = frozenset({int, float, bool})
 
 def short_repr(value: Any, limit: int, levels: int) -> str:
     """What `saferepr` gives for arguments: at most about `limit` characters and `levels` deep."""
-    text = _plain(value, levels)
+    text = _plain(value, levels) if levels else None  # 0: as deep as it is
     if text is None or len(text) >= limit:
         return saferepr(value, limit, maxlevels=levels)
     return text
 
 
 def _plain(value: Any, levels: int) -> str | None:
-    """None: it is not plain, or too deep."""
+    """None: it is not plain."""
     kind = type(value)
     if kind is str:
         return "'" + value.replace("'", "\\'") + "'"
@@ -26,24 +26,24 @@ def _plain(value: Any, levels: int) -> str | None:
         return str(value)
     if value is None:
         return "None"
-    if levels < 1:
-        return None
     if kind is tuple or kind is list:
         return _sequence(value, levels - 1)
     return _mapping(value, levels - 1) if kind is dict else None
 
 
 def _sequence(value: Any, levels: int) -> str | None:
-    parts = [_plain(each, levels) for each in value]
+    parts = [_plain(each, levels) for each in value] if levels >= 0 else ["..."]
     if None in parts:
         return None
     text = ", ".join(parts)  # type: ignore[arg-type]
     if type(value) is list:
         return f"[{text}]"
-    return f"({text},)" if len(parts) == 1 else f"({text})"
+    return f"({text},)" if len(value) == 1 else f"({text})"
 
 
 def _mapping(value: dict[Any, Any], levels: int) -> str | None:
+    if levels < 0:
+        return "{...}"
     parts = []
     for key, each in value.items():
         text = _plain(each, levels)

@@ -24,7 +24,7 @@ from tests.benchmarks.rig import rig
 
 #: In the order of the page.
 GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "callbacks"
-GROUPS += "failovers", "liveness", "outcomes", "shards", "waking", "sizing", "forms"
+GROUPS += "failovers", "liveness", "outcomes", "shards", "reshard", "waking", "sizing", "forms"
 GROUPS += "spark", "spark_by_hand", "spark_simulate"
 
 #: The measurements of other queues, which have a table of their own.

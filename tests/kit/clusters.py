@@ -75,6 +75,12 @@ class Cluster:
         port = int(fields[1].partition("@")[0].rpartition(":")[2])
         return next(server for server in self.servers if server.port == port)
 
+    def slots_of(self, master: Server) -> list[int]:
+        """The slots that a master has."""
+        lines = self.nodes()
+        fields = next(fields for fields in lines if self._at(fields) is master)
+        return [slot for slot in range(SLOTS) if _has(fields, slot)]
+
     def masters(self) -> list[Server]:
         """Those with slots. A replica may have the move that it was doing before."""
         return [self._at(fields) for fields in self.nodes() if _ranges(fields)]

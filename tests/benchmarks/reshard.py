@@ -1,0 +1,177 @@
+"""A queue with millions of messages moves to another node while its tasks come and go.
+
+Once as `redis-cli --cluster reshard` does it, key by key, and once by the servers themselves, with
+CLUSTER MIGRATESLOTS. Nodes, worker, sender and redis-cli share one machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+import redis
+from redis.crc import key_slot
+
+from celery_ext import Delayed
+from tests.benchmarks.app import QUEUE, create_app
+from tests.benchmarks.report import Figures, Line, benchmark
+from tests.benchmarks.rig import Rig, fill, sample
+from tests.kit.clusters import PASSWORD, Cluster, start_cluster
+from tests.kit.servers import Server
+from tests.kit.wait import wait_until
+
+NODES = 3
+#: Tasks a second of the queue that moves: every other one with a countdown.
+RATE, COUNTDOWN = 50, 1.0
+PROBE_SECONDS = 0.005
+MOST_MS = 100
+#: While its slot moves key by key a queue takes nothing.
+PATIENT = {"max_retries": 100}
+#: How long the load runs before a move.
+CALM_SECONDS = 5.0
+#: A move may take this long.
+MOVE_SECONDS = 600
+KEY = f"{{{QUEUE}}}"
+
+Move = Callable[[Cluster, Server, Server], None]
+
+
+@dataclass
+class Load:
+    """Tasks that are sent to a queue, and how long each client has to wait for a node."""
+
+    app: Any
+    over: threading.Event = field(default_factory=threading.Event)
+    #: In seconds: of a PING of each node every 5 ms, and of `apply_async`,
+    #: which waits while its queue is on its way.
+    pings: list[float] = field(default_factory=list)
+    sends: list[float] = field(default_factory=list)
+
+    def send(self) -> None:
+        """Until it is over, at a steady rate."""
+        began = time.monotonic()
+        for n in count():
+            if self.over.wait(max(began + n / RATE - time.monotonic(), 0)):
+                return
+            countdown = COUNTDOWN * (n % 2)
+            asked = time.monotonic()
+            self.app.tasks["work"].apply_async(
+                (n, time.time() + countdown), countdown=countdown, retry_policy=PATIENT
+            )
+            self.sends.append(time.monotonic() - asked)
+
+    def probe(self, client: redis.Redis) -> None:
+        while not self.over.wait(PROBE_SECONDS):
+            asked = time.monotonic()
+            client.ping()
+            self.pings.append(time.monotonic() - asked)
+
+
+@contextmanager
+def loaded(app: Any, cluster: Cluster) -> Iterator[Load]:
+    """Load until the end of the block, from threads that have ended then."""
+    load = Load(app)
+    probes = [partial(load.probe, cluster.client(node)) for node in cluster.servers]
+    threads = [threading.Thread(target=load.send), *(threading.Thread(target=p) for p in probes)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        load.over.set()
+        for thread in threads:
+            thread.join()
+
+
+def by_redis_cli(cluster: Cluster, home: Server, away: Server) -> None:
+    """Move all slots of a node to another one, key by key."""
+    slots = len(cluster.slots_of(home))
+    command = ["redis-cli", "-a", PASSWORD, "--no-auth-warning", "--cluster", "reshard"]
+    command += [f"127.0.0.1:{home.port}", "--cluster-slots", str(slots), "--cluster-yes"]
+    command += ["--cluster-from", cluster.id_of(home), "--cluster-to", cluster.id_of(away)]
+    command += ["--cluster-pipeline", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MOVE_SECONDS)
+    if done.returncode:
+        raise RuntimeError(f"redis-cli has not moved the slots: {done.stdout[-500:]}")
+
+
+def by_the_servers(cluster: Cluster, home: Server, away: Server) -> None:
+    """Move the slot of the queue at once, as Valkey 9 can."""
+    slot = key_slot(KEY.encode())
+    with cluster.client(home) as client:
+        where = "SLOTSRANGE", slot, slot, "NODE", cluster.id_of(away)
+        client.execute_command("CLUSTER MIGRATESLOTS", *where)
+    has_moved = lambda: cluster.master_of(KEY) is away  # noqa: E731
+    wait_until(has_moved, "the slot has moved", MOVE_SECONDS, interval_seconds=0.2)
+
+
+def moved(rig: Rig, cluster: Cluster, move: Move) -> Figures:
+    """Move the queue from its node to the next one, with load."""
+    url = f"delayed+{cluster.url}"
+    home = cluster.master_of(KEY)
+    away = next(node for node in cluster.masters() if node is not home)
+    with create_app(url) as app, closing(Delayed(app)) as delayed:
+        before = delayed.counts()[QUEUE].delayed
+        worker = rig.start_worker(url=url).await_ready()
+        with loaded(app, cluster) as load:
+            time.sleep(CALM_SECONDS)
+            load.pings.clear()
+            began = time.monotonic()
+            move(cluster, home, away)
+            seconds = time.monotonic() - began
+        sent = len(load.sends)
+        wait_until(lambda: worker.count() >= sent, "all tasks have run", 60)
+        starts = worker.starts()
+        worker.kill()
+        found = sorted(start.number for start in starts)
+        assert found == [*range(sent)], "a task was lost or has run twice"
+        kept = delayed.counts()[QUEUE].delayed
+        assert kept == before, f"{before - kept} of {before} messages are gone"
+    late = max(start.at - start.due for start in starts)
+    waits = {"stall": max(load.pings), "send": max(load.sends), "late": late}
+    return {"seconds": seconds, **{name: 1000 * value for name, value in waits.items()}}
+
+
+def _line(name: str, what: str) -> Line:
+    return Line(
+        f"the longest that a client of any node waits while a queue with {{count:,.0f}} delayed "
+        f"messages moves to another node, {what}",
+        f"{{{name}_stall:.0f}} ms",
+        f"≤ {MOST_MS} ms",
+        reached=lambda f: f[f"{name}_stall"] <= MOST_MS,
+    )
+
+
+def _more(name: str) -> Line:
+    return Line(
+        "the same: how long the move takes; of that queue's own tasks, "
+        f"{RATE} a second, the longest `apply_async` and the latest start",
+        f"{{{name}_seconds:.0f}} s; {{{name}_send:.0f}} ms, {{{name}_late:.0f}} ms",
+    )
+
+
+@benchmark(
+    "reshard",
+    _line("cli", "by `redis-cli --cluster reshard --cluster-pipeline 1`"),
+    _more("cli"),
+    _line("servers", "by Valkey's CLUSTER MIGRATESLOTS"),
+    _more("servers"),
+    rounds=1,
+)
+def reshard(rig: Rig) -> Figures:
+    """There and back. No task may be lost or run twice, and no message may be gone."""
+    count = rig.scaled(5_000_000, 20_000)
+    moves = {"cli": by_redis_cli, "servers": by_the_servers}
+    with start_cluster("valkey", rig.directory / "cluster", NODES, 0, append_only=False) as cluster:
+        with create_app(f"delayed+{cluster.url}") as app, closing(Delayed(app)) as delayed:
+            fill(delayed.store, QUEUE, count, sample(rig))
+        found = {name: moved(rig, cluster, move) for name, move in moves.items()}
+    flat = {f"{name}_{key}": f for name, figures in found.items() for key, f in figures.items()}
+    return {"count": float(count), **flat}
