@@ -24,8 +24,8 @@ from tests.benchmarks.rig import rig
 
 #: In the order of the page.
 GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "callbacks"
-GROUPS += "failovers", "liveness", "outcomes", "shards", "reshard", "waking", "sizing", "forms"
-GROUPS += "spark", "spark_by_hand", "spark_simulate"
+GROUPS += "failovers", "liveness", "outcomes", "shards", "moves", "waking", "sizing", "large"
+GROUPS += "forms", "spark", "spark_by_hand", "spark_simulate"
 
 #: The measurements of other queues, which have a table of their own.
 PEERS = "peers"
