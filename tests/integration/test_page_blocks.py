@@ -54,6 +54,7 @@ RUN_BY = {
     "docs/guides/spark.md": "spark/test_spark_guide.py",
     "docs/guides/spark-clusters.md": "spark/test_spark_guide.py",
     "docs/guides/spark-jobs.md": "spark/test_spark_guide.py",
+    "docs/guides/far-ahead.md": "spark/test_spark_guide.py",
     "docs/guides/testing.md": "unit/test_testing_plugin.py",
     "docs/guides/unique.md": "integration/test_docs.py",
     "docs/contributing/dashboard-page.md": "integration/test_contributing.py",

@@ -38,6 +38,20 @@ def test_rows(
     assert check_backlog(client, "sql").keys() == {"again-17", "again-18"}
 
 
+def test_a_day_at_a_time(
+    spark: SparkSession,
+    url: str,
+    client: redis.Redis,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    places = {"delayed+embedded://./spark-example": url, '"./': f'"{tmp_path}/'}
+    found = run_examples("far-ahead.md", **places)
+    assert "accepted=24, already=0, refused=0" in capsys.readouterr().out
+    assert found["gone"].accepted == 1
+    assert len(check_backlog(client, "mail")) == 23
+
+
 def test_events(spark: SparkSession, url: str, store: Store, tmp_path: Path) -> None:
     store.event_limit = 100
     store.schedule("q", [Entry("a", 0, message("a", headers={"id": "a"}), "+3600000")])
