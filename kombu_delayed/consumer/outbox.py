@@ -94,11 +94,6 @@ class Outbox:
         """Whether anything waits for the next flush."""
         return bool(self.done or self.freed or self.held)
 
-    def can_wait(self, now: float, slots_wait: bool) -> bool:
-        """Whether there are acks for the next claim to take along, and nothing that is urgent."""
-        is_urgent = self.held or (self.freed and not (slots_wait and now < self.free_at))
-        return bool(self.done and not is_urgent)
-
     def free(self, queue: str, tag: int) -> None:
         """The slots of a message come back with the next ack, or soon without one."""
         if not self.freed:

@@ -123,7 +123,10 @@ class Part:
         run.hold_back()  # acks go with the claim that follows
         try:
             slots_wait = not (session.runs_here or claims.gates.was_short)
-            if not (outbox.can_wait(now, slots_wait) and claims.comes_soon(now)):
+            can_wait = outbox.done and not outbox.held
+            if outbox.freed:
+                can_wait = can_wait and slots_wait and now < outbox.free_at
+            if not (can_wait and claims.comes_soon(now)):
                 outbox.flush(session.store, session.lease, slots_wait)
             if claims.unsure:
                 claims.recover_all()

@@ -118,27 +118,53 @@ def test_it_goes_with_the_claim_that_follows(
         assert held(own_server, reader) == "de"
 
 
+@pytest.mark.parametrize("with_slots", [False, True])
 def test_it_waits_for_a_claim_that_waits_for_more_room(
-    own_server: Server, monkeypatch: pytest.MonkeyPatch
+    with_slots: bool, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No longer than that, and not where slots of limits go with it."""
+    """No longer than that."""
     with own_server.client() as client:
-        reader = Reader(dying_store(client, NOW_MS), prefetch_count=8)
-        consumer, store = reader.consumer, reader.consumer.store
-        store.publish("q", [entry(f"e{n}") for n in range(20)])
-        reader.read()
-        monkeypatch.setattr(claims_module, "SMALL_CLAIM_SECONDS", 60)
-        for told in (False, True):
-            reader.qos.ack(reader.take())
-            if told:
-                reader.qos.outbox.free("q", 1)
-            assert consumer.step() <= monotonic() + 60
-            store.run.settle()
-            assert len(unacked(client, consumer.lease.consumer)) == (6 if told else 8)
+        reader = waiting_reader(client, monkeypatch, with_slots)
+        assert reader.consumer.step() <= monotonic() + 60
+        reader.consumer.store.run.settle()
+        assert len(unacked(client, reader.consumer.lease.consumer)) == 8
         reader.qos.ack(reader.take())
         monkeypatch.setattr(claims_module, "SMALL_CLAIM_SECONDS", 0)
-        consumer.step()
-        assert len(unacked(client, consumer.lease.consumer)) == 8
+        reader.consumer.step()
+        assert len(unacked(client, reader.consumer.lease.consumer)) == 8
+        reader.consumer.store.run.settle()
+
+
+@pytest.mark.parametrize("others_wait", [False, True])
+def test_slots_wait_no_longer(
+    others_wait: bool, own_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not at all where the last claim found less than it wanted: limits may be why."""
+    with own_server.client() as client:
+        reader = waiting_reader(client, monkeypatch, with_slots=True)
+        if others_wait:
+            reader.consumer.parts[0].claims.gates.was_short = True
+        else:
+            reader.qos.outbox.free_at = 0
+        reader.consumer.step()
+        reader.consumer.store.run.settle()
+        assert len(unacked(client, reader.consumer.lease.consumer)) == 7
+        assert not reader.qos.outbox.has_any
+
+
+def waiting_reader(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch, with_slots: bool
+) -> Reader:
+    """Holds eight messages of which it acks one; it claims more when it has room for more."""
+    reader = Reader(dying_store(client, NOW_MS), prefetch_count=8)
+    reader.consumer.store.publish("q", [entry(f"e{n}") for n in range(20)])
+    reader.read()
+    monkeypatch.setattr(claims_module, "SMALL_CLAIM_SECONDS", 60)
+    reader.qos.ack(reader.take())
+    if with_slots:
+        reader.qos.outbox.free("q", 1)
+        reader.qos.outbox.free_at = monotonic() + 30
+    return reader
 
 
 def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:

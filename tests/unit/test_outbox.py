@@ -75,21 +75,6 @@ def test_a_new_master_is_told_whose_unique_keys_are_free() -> None:
     assert outbox.has_any
 
 
-def test_what_waits_for_the_next_claim() -> None:
-    """Acks, with slots that come back, but for slots that others may want at once."""
-    outbox = Outbox()
-    assert not outbox.can_wait(0, slots_wait=True)
-    outbox.done.append(Done(ACK, "q", 1, ""))
-    assert outbox.can_wait(0, slots_wait=False)
-    outbox.free("q", 1)
-    assert outbox.can_wait(outbox.free_at - 0.001, slots_wait=True)
-    assert not outbox.can_wait(outbox.free_at - 0.001, slots_wait=False)
-    assert not outbox.can_wait(outbox.free_at, slots_wait=True)
-    outbox.freed.clear()
-    outbox.held.append(Held("q", "k", "a", 0))
-    assert not outbox.can_wait(0, slots_wait=True)
-
-
 class Counted(deque[Done]):
     """Counts what is read of it."""
 
