@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
+from functools import cached_property
 from math import nan
 from multiprocessing import get_context
 from pathlib import Path
@@ -97,6 +98,10 @@ class Story:
     def archive(self) -> Path:
         return self.rig.directory / "archive"
 
+    @cached_property
+    def store(self) -> Store:
+        return store_of(self.rig)
+
     @contextmanager
     def step(self, name: str, rows: int = 0) -> Iterator[Step]:
         self.watch.begin()
@@ -166,25 +171,23 @@ def write_rows(path: str, count: int) -> None:
 
 def waiting(story: Story) -> tuple[int, int, int]:
     """Messages of the bulk queue in Redis: due before 2101, later, and all in the index."""
-    store = store_of(story.rig)
-    early, in_2100, later = Backlog(store, QUEUE).forecast(YEARS_MS)
+    early, in_2100, later = Backlog(story.store, QUEUE).forecast(YEARS_MS)
     story.expect("messages due before 2100", early, 0)
-    return in_2100, later, store.size(QUEUE).delayed
+    return in_2100, later, story.store.size(QUEUE).delayed
 
 
 def scheduled_and_killed(story: Story) -> None:
     """The driver and all of its processes are killed when half of the rows are written."""
-    store = store_of(story.rig)
     with story.step("schedule, driver killed in the middle") as step:
         schedule = story.start(
             *("schedule", story.path, "-b", story.rig.url(), "--queue", QUEUE, "--job-id", JOB),
             *("--ledger-seconds", str(story.ledger_seconds)),
         )
-        half = lambda: store.size(QUEUE).delayed >= story.rows // 2  # noqa: E731
+        half = lambda: story.store.size(QUEUE).delayed >= story.rows // 2  # noqa: E731
         wait_until(half, "half of the rows are written", LONGEST_SECONDS, interval_seconds=0.05)
         kill(schedule.pid)
         schedule.wait()
-        settled(store)
+        settled(story.store)
         _, _, step.rows = waiting(story)
         listed = json.loads(story.run("jobs", "-b", story.rig.url(), "--json"))
         if listed["state"] not in ("running", "silent") or not step.rows < story.rows:
@@ -295,9 +298,8 @@ def reported(story: Story) -> None:
 
 
 def ledgers(story: Story) -> int:
-    store = store_of(story.rig)
     patterns = ("{bulk}:job:*", "{bulk}:job-slice:*")
-    return sum(1 for pattern in patterns for _ in scan(store, "", pattern))
+    return sum(1 for pattern in patterns for _ in scan(story.store, "", pattern))
 
 
 def expired(story: Story) -> None:
