@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
@@ -164,8 +164,20 @@ def read_now(connection: Any, told: bool = False, **options: Any) -> Any:
             sock.settimeout(before)
 
 
-class Unread(deque[Callable[[], None]]):
-    """For each answer that nobody waits for, in order, what to call where the command has failed.
+def ignore(answer: Any) -> None:
+    """Nobody asks for it."""
+
+
+class Posted(NamedTuple):
+    """A command that was sent, and whose answer nobody waits for."""
+
+    #: Called where the command has failed, or nobody knows.
+    on_error: Callable[[], None]
+    on_answer: Callable[[Any], None] = ignore
+
+
+class Unread(deque[Posted]):
+    """For each answer that nobody waits for, in order, what to call with it.
 
     Whoever has the connection reads them.
     """
@@ -179,13 +191,15 @@ class Unread(deque[Callable[[], None]]):
         """Read all of them. Raises redis-py's connection errors, and what the `reader` raises."""
         while self:
             try:
-                read(connection, reader)
+                answer = read(connection, reader)
             except (ResponseError, ServerFull) as error:
                 on_refusal(error)
-                self[0]()
+                self[0].on_error()
+            else:
+                self[0].on_answer(answer)
             self.popleft()
 
     def fail(self) -> None:
         """Nobody will read them any more."""
         while self:
-            self.popleft()()
+            self.popleft().on_error()

@@ -22,9 +22,11 @@ from redis.exceptions import ConnectionError, ResponseError
 from ..errors import UNREACHABLE, NotReplicated, ServerFull, ServerNotReady
 from .commands import (
     NotYet,
+    Posted,
     Replicas,
     Unread,
     can_read,
+    ignore,
     or_error,
     pack,
     pack_both,
@@ -166,19 +168,27 @@ class ServerConnection:
                 self._fail_posted()  # another connection may lead to a server that is ready
             return answers
 
-    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+    def post(
+        self,
+        *command: Any,
+        on_error: Callable[[], None],
+        on_answer: Callable[[Any], None] = ignore,
+    ) -> None:
         """Send one command and do not wait for its answer.
 
-        `on_error` is called, with the next command or `look`, where the server has refused it or
-        the connection broke before it answered. Raises redis-py's connection errors.
+        `on_answer` is called with it, with the next command or `look`; or `on_error` is, where the
+        server has refused the command or the connection broke before it answered. Raises redis-py's
+        connection errors.
         """
         if self._pid != os.getpid():
             self._start()
         if self._owner == threading.get_ident():
             try:
-                self._aside(command)
+                answer = self._aside(command)
             except (ResponseError, ServerFull):
                 on_error()
+            else:
+                on_answer(answer)
             return
         with self._lock:  # as in a call
             self._owner = threading.get_ident()
@@ -190,7 +200,7 @@ class ServerConnection:
                     self._send(pack(command))
                 if not self._unread:
                     self.look_at = self._used_at + LOOK_SECONDS
-                self._unread.append(on_error)
+                self._unread.append(Posted(on_error, on_answer))
                 if len(self._unread) >= UNREAD_LIMIT:
                     self._read_in_passing()
             except BaseException:
@@ -218,8 +228,16 @@ class ServerConnection:
             finally:
                 self._owner = None
 
+    @property
+    def connection(self) -> Any:
+        """What answers come over; None: it has none now."""
+        return self._connection
+
     def look(self) -> None:
-        """Read what has come of answers to what was posted. Does not wait, and raises nothing."""
+        """Read what has come of answers to what was posted. Does not wait, and raises nothing.
+
+        A connection that the server has closed is closed here as well.
+        """
         if self._pid != os.getpid():
             self._start()
         self.look_at = monotonic() + LOOK_SECONDS if self._unread else math.inf
@@ -227,7 +245,10 @@ class ServerConnection:
             return
         try:
             with self._held():
-                self._read_in_passing(read_now)
+                if self._unread:
+                    self._read_in_passing(read_now)
+                elif self._connection is not None:
+                    self._drop_closed()
         finally:
             self._lock.release()
 

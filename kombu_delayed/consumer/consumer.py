@@ -151,11 +151,11 @@ class Consumer:
         return next_at
 
     def _room(self) -> int:
-        return max((part.claims.room() for part in tuple(self.parts)), default=0)
+        return max((part.claims.room.count() for part in tuple(self.parts)), default=0)
 
     def _claim_at(self) -> float:
         """When a claim is worth a call, of any part: slots of global limits are taken before it."""
-        return max((part.claims.worth_at() for part in tuple(self.parts)), default=0.0)
+        return max((part.claims.room.worth_at() for part in tuple(self.parts)), default=0.0)
 
     def _make_ready(self, queue: str) -> bool:
         """There may be slots for a queue; returns whether this consumer claims of it at once."""

@@ -76,6 +76,7 @@ class Part:
         """What was claimed belongs to others."""
         self.claims.buffer.clear()
         self.claims.unsure.clear()
+        self.claims.pending.clear()
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
@@ -87,7 +88,7 @@ class Part:
     @property
     def idle(self) -> bool:
         """Whether it neither claims nor waits, as it had no room when it could have."""
-        if not self.claims.listened:
+        if self.claims.pending or not self.claims.listened:
             return False
         return not self.wake.waiting or bool(self.claims.agenda.ready)
 
@@ -116,6 +117,8 @@ class Part:
         session, claims = self.session, self.claims
         if session.lease.lost:
             raise LeaseLost
+        if claims.pending and not claims.finish(now):
+            return
         if self.wake.overdue_at != math.inf and self.wake.check(now):
             self._stop_waiting()
         claims.agenda.spread = random.uniform(POLL_JITTER, 1.0)
@@ -133,7 +136,7 @@ class Part:
             claims.claim_wanted(now)
         finally:
             run.push()
-        if not claims.buffer and claims.room():
+        if not claims.buffer and claims.room.count():
             listened = claims.listened if claims.gates.refused else claims.sources
             if len(claims.agenda.ready) < len(listened):
                 self.wake.start(listened)
@@ -166,6 +169,11 @@ class Part:
             self.claims.sources[queue].token(in_ms, monotonic())
         else:
             self.claims.announce(queue)
+        return False
+
+    def take_answers(self) -> bool:
+        """Read what has come of answers, none of which is a message: returns False."""
+        self.session.store.run.look()
         return False
 
     # Handing out.

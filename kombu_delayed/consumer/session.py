@@ -70,6 +70,8 @@ class Session:
         self.quick_runs = 0
         #: Whether tasks end before `hand_over` returns, or may: the next one may take for long.
         self.runs_here = False
+        #: Whether an event loop polls for answers: a claim need not wait for its own.
+        self.is_polled = False
         #: Queue -> since when it goes on, of those that were paused within the last day.
         self.resumed_ms: dict[str, int] = {}
 

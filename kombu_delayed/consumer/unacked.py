@@ -1,9 +1,11 @@
-"""Unacknowledged messages of a channel."""
+"""Unacknowledged messages of a channel, and the room that its prefetch limit leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Sized
+from time import monotonic
+from typing import Any, Protocol
 
 from kombu.transport import virtual
 
@@ -11,6 +13,14 @@ from ..message.envelope import REASON_LENGTH, UNREADABLE_BODY
 from .lease.standstill import Unbegun
 from .outbox import ACK, BURY, GIVE_BACK, RELEASE, REQUEUE, Done, Outbox
 from .policy.slots import Slots
+
+#: Messages claimed at once by a consumer without a prefetch limit.
+UNLIMITED_CLAIM = 50
+
+LARGEST_CLAIM = 250
+
+#: A claim for less than half of the prefetch limit waits so long for more room.
+SMALL_CLAIM_SECONDS = 0.003
 
 
 class Message(virtual.Message):
@@ -222,3 +232,57 @@ class QoS(virtual.QoS):
         self.reserved.tags.clear()
         self._unreadable.clear()
         self._because.clear()
+
+
+class Share(Protocol):
+    """What one server of several has of a prefetch limit."""
+
+    wanting: int
+    elsewhere: int
+
+
+class Room:
+    """For how many messages of one server there is room, and whether these are worth a call.
+
+    `claimed` are those that were not handed out yet; for one that is `asked` for there is no room.
+    """
+
+    def __init__(self, qos: QoS, share: Share, claimed: Sized, asked: Sized) -> None:
+        #: When the last claim was sent.
+        self.last_at = -math.inf
+        #: Whether messages were outstanding when the room was last counted, of a limited one.
+        self.is_used = False
+        self._qos = qos
+        self._share = share
+        self._claimed = claimed
+        self._asked = asked
+
+    def count(self) -> int:
+        """How many messages may be claimed."""
+        if self._asked:
+            return 0
+        if "can_consume" in self._qos.__dict__:  # by Celery's worker_disable_prefetch: one by one
+            room = int(not self._claimed and self._qos.can_consume())
+        elif not self._qos.prefetch_count:
+            room = 0 if self._claimed else UNLIMITED_CLAIM
+        else:
+            outstanding = self._qos.outstanding
+            self.is_used = outstanding > 0
+            room = self._qos.prefetch_count - outstanding - len(self._claimed)
+        return max(min(room, LARGEST_CLAIM) - self._share.elsewhere, 0)
+
+    def worth_claiming(self, room: int, now: float) -> int:
+        """How many to ask for where there is `room`; 0: it is worth no call yet."""
+        most = min(self._qos.prefetch_count, LARGEST_CLAIM)
+        is_small = room < most // 2 and "can_consume" not in self._qos.__dict__
+        if is_small and now - self.last_at < SMALL_CLAIM_SECONDS:
+            return 0
+        return -(-room // max(self._share.wanting, 1))
+
+    def small_at(self) -> float:
+        """When a claim for little room is worth a call."""
+        return self.last_at + SMALL_CLAIM_SECONDS
+
+    def worth_at(self) -> float:
+        """From when on a claim for the room that there is now is worth a call."""
+        return -math.inf if self.worth_claiming(self.count(), monotonic()) else self.small_at()

@@ -46,9 +46,9 @@ class DyingConnection(ServerConnection):
         finally:
             self._die_answered()
 
-    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+    def post(self, *command: Any, on_error: Callable[[], None], **more: Any) -> None:
         self._die_unread(command)
-        super().post(*command, on_error=on_error)
+        super().post(*command, on_error=on_error, **more)
         self._die_answered()
 
     def _die_unread(self, command: tuple[Any, ...]) -> None:
@@ -106,9 +106,12 @@ class StubChannel:
 
 
 class Reader:
-    """A consumer of queue `q`, run by calls; what it is given is in `got`."""
+    """A consumer of queue `q`, run by calls; what it is given is in `got`.
 
-    def __init__(self, store: Store, prefetch_count: int = 100) -> None:
+    One that `polls`, as an event loop does, does other things while a claim is on its way.
+    """
+
+    def __init__(self, store: Store, prefetch_count: int = 100, polls: bool = False) -> None:
         self.got: deque[dict[str, Any]] = deque()
         self.qos = QoS(StubChannel(), prefetch_count)
         cycle = round_robin_cycle()
@@ -116,12 +119,28 @@ class Reader:
         session = Session(
             store, Options(), self.qos, cycle, lambda payload, _: self.got.append(payload)
         )
+        session.is_polled = polls
         self.consumer = Consumer(session, NoWake())
         self.consumer.add("q", False, 0)
 
     def read(self) -> None:
         """Claim and take all there is."""
         self.consumer.step()
+        self.land()
+        self.take_in()
+
+    def land(self) -> None:
+        """Wait for the answer to a claim that is pending, as an event loop does."""
+        (part,) = self.consumer.parts
+        while part.claims.pending:
+            sock = part.session.store.run.connection._sock
+            if not part.claims.pending[0].has_ended and sock is not None:
+                assert select.select([sock], [], [], ANSWER_SECONDS)[0]
+            part.take_answers()
+            self.consumer.step()
+
+    def take_in(self) -> None:
+        """Take what was claimed."""
         while self.consumer.hand_out():
             self.qos.append(None, self.got[-1]["properties"]["delivery_tag"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import redis
@@ -185,9 +186,9 @@ def test_published_and_died_is_delivered_once(name: str, client: redis.Redis) ->
 # A whole consumer: what it does from its first claim to its end.
 
 
-def life(store: Store) -> None:
+def life(store: Store, polls: bool = False) -> None:
     """Takes all, then acks, puts back, buries; parks what is not due; closes."""
-    reader = Reader(store)
+    reader = Reader(store, polls=polls)
     try:
         reader.read()
         reader.qos.ack(reader.take())
@@ -208,13 +209,13 @@ def mixed(store: Store) -> None:
     store.client.lpush("q", early)
 
 
-LIFE = Case(life, mixed)
 BODIES = Counter([*MANY[:5], "early"])
 
 
-def test_a_consumer_that_dies_at_any_command(client: redis.Redis) -> None:
+@pytest.mark.parametrize("polls", [False, True])
+def test_a_consumer_that_dies_at_any_command(client: redis.Redis, polls: bool) -> None:
     outcomes = set()
-    for at, cut in every_death(client, LIFE):
+    for at, cut in every_death(client, Case(partial(life, polls=polls), mixed)):
         found = inherit(client) + dead_letters(client)
         gone = BODIES - found
         assert found <= BODIES, f"twice, at {at}, {cut}: {found - BODIES}"

@@ -11,7 +11,7 @@ import redis
 
 from kombu_delayed.connection import connection as connection_module
 from kombu_delayed.consumer import part as part_module
-from kombu_delayed.consumer.claiming import claims as claims_module
+from kombu_delayed.consumer import unacked as unacked_module
 from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
@@ -129,7 +129,7 @@ def test_it_waits_for_a_claim_that_waits_for_more_room(
         reader.consumer.store.run.settle()
         assert len(unacked(client, reader.consumer.lease.consumer)) == 8
         reader.qos.ack(reader.take())
-        monkeypatch.setattr(claims_module, "SMALL_CLAIM_SECONDS", 0)
+        monkeypatch.setattr(unacked_module, "SMALL_CLAIM_SECONDS", 0)
         reader.consumer.step()
         assert len(unacked(client, reader.consumer.lease.consumer)) == 8
         reader.consumer.store.run.settle()
@@ -159,7 +159,7 @@ def waiting_reader(
     reader = Reader(dying_store(client, NOW_MS), prefetch_count=8)
     reader.consumer.store.publish("q", [entry(f"e{n}") for n in range(20)])
     reader.read()
-    monkeypatch.setattr(claims_module, "SMALL_CLAIM_SECONDS", 60)
+    monkeypatch.setattr(unacked_module, "SMALL_CLAIM_SECONDS", 60)
     reader.qos.ack(reader.take())
     if with_slots:
         reader.qos.outbox.free("q", 1)

@@ -16,7 +16,7 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from kombu_delayed.errors import UNREACHABLE, ServerFull, ServerNotReady
 
-from ..commands import Replicas, pack, pack_both, read, read_both
+from ..commands import Replicas, ignore, pack, pack_both, read, read_both
 from ..connection import ServerConnection
 from ..format import LOOK_SECONDS as FORMAT_SECONDS
 from ..format import Format
@@ -250,9 +250,14 @@ class ClusterConnection(ServerConnection):
             time.sleep(seconds)
             seconds = min(seconds * 2, 0.1)
 
-    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+    def post(
+        self,
+        *command: Any,
+        on_error: Callable[[], None],
+        on_answer: Callable[[Any], None] = ignore,
+    ) -> None:
         """Send one command and do not wait for its answer, as `ServerConnection` does."""
-        self.to(command).post(*command, on_error=on_error)
+        self.to(command).post(*command, on_error=on_error, on_answer=on_answer)
 
     def hold_back(self) -> None:
         """As `ServerConnection` does, of each node."""

@@ -9,7 +9,7 @@ from redis import ConnectionPool
 
 from kombu_delayed.errors import ServerNotReady
 
-from ..commands import Replicas, pack, read
+from ..commands import Replicas, ignore, pack, read
 from ..connection import ServerConnection
 from ..format import Format
 from .watch import MasterChanges, MasterWatch
@@ -39,11 +39,16 @@ class SentinelConnection(ServerConnection):
         self._watch.wait()
         return super().many(commands)
 
-    def post(self, *command: Any, on_error: Callable[[], None]) -> None:
+    def post(
+        self,
+        *command: Any,
+        on_error: Callable[[], None],
+        on_answer: Callable[[Any], None] = ignore,
+    ) -> None:
         """As `ServerConnection`. Raises MasterChanges while the master is being replaced."""
         if self._watch.is_held:
             raise MasterChanges("the Sentinels are about to name another master")
-        super().post(*command, on_error=on_error)
+        super().post(*command, on_error=on_error, on_answer=on_answer)
 
     def _open(self, replicas: Replicas | None = None) -> None:
         if self._connection is not None and self._connection.has_left:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
 from time import monotonic
-from typing import Any, NamedTuple
 
 from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
@@ -21,34 +21,16 @@ from kombu_delayed.store.store import delivered
 from ..lease.standstill import Unbegun
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
+from ..unacked import Room
+from .request import Pending, Request, is_simple
 from .slow_poll import look
 from .sources import Agenda, Buffer, ServerClock, Source, share_out
 
 logger = get_logger(__name__)
 
-#: Messages claimed at once by a consumer without a prefetch limit.
-UNLIMITED_CLAIM = 50
-
-LARGEST_CLAIM = 250
-
-#: A claim for less than half of the prefetch limit waits so long for more room.
-SMALL_CLAIM_SECONDS = 0.003
-
 #: Claims from more queues than these travel together. One by one the room that one queue leaves is
 #: the next one's at once.
 FEW_QUEUES = 4
-
-
-class Request(NamedTuple):
-    """A claim of one queue, on its way: for so many messages, under tags behind `seen_tag`."""
-
-    queue: str
-    want: int
-    seen_tag: int
-    no_ack: bool
-    asked: tuple[float, float]
-    #: What `Store.deliver` takes.
-    given: dict[str, Any]
 
 
 class Claims:
@@ -61,12 +43,16 @@ class Claims:
         self.clock = ServerClock()
         #: Queues of which an answer was lost, each with the last tag before those of that answer.
         self.unsure: dict[str, int] = {}
+        #: One at the most, of a queue that is unsure. Whoever takes it out deals with it.
+        self.pending: deque[Pending] = deque()
+        #: The last pending claim was lost: the next one waits, and gives the server its script.
+        self._was_lost = False
         self.gates = Gatekeeper(session, session.store, session.qos.slots)
         self._session = session
         self._store = session.store
         self._qos = session.qos
         self._wake = wake
-        self._last_at = -math.inf
+        self.room = Room(session.qos, session, self.buffer, self.pending)
 
     @property
     def listened(self) -> Collection[str]:
@@ -98,6 +84,7 @@ class Claims:
 
     def drop_all(self) -> None:
         """Look after no queue any longer."""
+        self.pending.clear()
         self.sources = {}
         self.agenda = Agenda()
 
@@ -105,6 +92,7 @@ class Claims:
         """This consumer took a token that it does not follow."""
         try:
             if queue in self.unsure:  # of the others the claim under way may have answers
+                self.pending.clear()
                 consumer, seen_tag = self._session.lease.consumer, self.unsure[queue]
                 self._recovered(queue, self._store.leases.recover(queue, consumer, seen_tag))
             self._qos.outbox.flush(self._store, self._session.lease)
@@ -126,63 +114,47 @@ class Claims:
                     has_slots = self._qos.slots.take_over(entry.tag)
                     found.append(Unbegun(entry.queue, entry.tag, has_slots))
         self.buffer.extend(reversed(stay))
+        with suppress(IndexError):
+            found += self.pending.pop().request.unbegun
         return found
 
     # How many, and of which queues.
 
-    def room(self) -> int:
-        """How many messages may be claimed."""
-        if "can_consume" in self._qos.__dict__:  # by Celery's worker_disable_prefetch: one by one
-            room = int(not self.buffer and self._qos.can_consume())
-        elif not self._qos.prefetch_count:
-            room = 0 if self.buffer else UNLIMITED_CLAIM
-        else:
-            room = self._qos.prefetch_count - self._qos.outstanding - len(self.buffer)
-        return max(min(room, LARGEST_CLAIM) - self._session.elsewhere, 0)
-
-    def _worth_claiming(self, room: int, now: float) -> int:
-        most = min(self._qos.prefetch_count, LARGEST_CLAIM)
-        is_small = room < most // 2 and "can_consume" not in self._qos.__dict__
-        if is_small and now - self._last_at < SMALL_CLAIM_SECONDS:
-            return 0
-        return -(-room // max(self._session.wanting, 1))
-
     def comes_soon(self, now: float) -> bool:
         """Whether a small claim waits for more room, with nothing to hand out before it."""
-        if not self.agenda.ready or self.buffer or not (room := self.room()):
+        if not self.agenda.ready or self.buffer or not (room := self.room.count()):
             return False
-        return not self._worth_claiming(room, now)
-
-    def worth_at(self) -> float:
-        """From when on a claim for the room that there is now is worth a call."""
-        small_at = self._last_at + SMALL_CLAIM_SECONDS
-        return -math.inf if self._worth_claiming(self.room(), monotonic()) else small_at
+        return not self.room.worth_claiming(room, now)
 
     def next_at(self, latest: float) -> float:
         """When to look after the queues again, at the `latest` then; by the monotonic clock."""
-        agenda, room = self.agenda, self.room()
+        for pending in tuple(self.pending):
+            return -math.inf if pending.has_ended else pending.wait_at
+        agenda, room = self.agenda, self.room.count()
         times = [latest, agenda.due.first_at, agenda.kept.first_at]
         if room:
             times.append(agenda.polls.first_at)
         if room and agenda.ready:
-            times.append(self._last_at)
-        if room and not self._worth_claiming(room, monotonic()):
-            return max(min(times), self._last_at + SMALL_CLAIM_SECONDS)
+            times.append(self.room.last_at)
+        if room and not self.room.worth_claiming(room, monotonic()):
+            return max(min(times), self.room.small_at())
         return min(times)
 
     def claim_wanted(self, now: float) -> None:
         """Claim of the queues that have something to do, and keep the promises of the others."""
-        cycle, room = self._session.cycle, self.room()
+        cycle, room = self._session.cycle, self.room.count()
         poll = partial(look, self._store)
         kept = self.agenda.come(now, room > 0, poll, self._session.options.poll_seconds)
         if self.gates.new:
             self.gates.declare()
         if self.agenda.ready:
-            room = self._worth_claiming(room, now)
+            room = self.room.worth_claiming(room, now)
         turns = len(self.sources) + self._session.turns_elsewhere
         if room and self.agenda.ready and (wanted := self.agenda.wanted(cycle, turns)):
             if sum(map(len, wanted)) > FEW_QUEUES:
                 self._claim_together(wanted, room, now)
+            elif self.room.is_used and self._session.is_polled and self._may_go_on(wanted, kept):
+                self._begin(wanted[0][0], room, now)
             else:
                 share_out(wanted, room, cycle, partial(self._claim, now=now))
             # The first may have had one more than the others: it is the last one next time.
@@ -190,8 +162,35 @@ class Claims:
         for source in kept:
             if source.must_keep(now):
                 self._claim(source, 0, now)
-        if self.agenda.owing and not self.room():
+        if self.agenda.owing and not self.pending and not self.room.count():
             self._pass_on()
+
+    def _may_go_on(self, wanted: list[list[Source]], kept: list[Source]) -> bool:
+        """Whether there are tasks to look after while a claim, of one queue, is on its way."""
+        return not (kept or self._was_lost) and is_simple(self._session, wanted)
+
+    def _begin(self, source: Source, want: int, now: float) -> None:
+        pending = Pending(source, self._request(source.queue, want, False, True), now)
+        pending.send(self._store)
+        self.pending.append(pending)
+
+    def finish(self, now: float) -> bool:
+        """Take in what a pending claim has brought; returns whether none is pending any more."""
+        try:
+            pending = self.pending[0]
+            if not pending.has_ended:
+                if now < pending.wait_at:
+                    return False
+                self._store.run.settle()
+            self.pending.pop()
+        except IndexError:  # the keeper's thread has taken it
+            return True
+        self._was_lost = not pending.is_answered
+        if pending.is_answered:
+            request = pending.request
+            answer = self._heard(request, delivered(pending.answer, request.given["gate"]))
+            self._take_in(pending.source, request, answer, pending.sent_at)
+        return True
 
     def _pass_on(self) -> None:
         """Let others follow the tokens for which this consumer has no room."""
@@ -238,6 +237,7 @@ class Claims:
         except SlotMoves:
             self._ask_later(source, now)
             return 0
+        self._was_lost = False
         return self._take_in(source, request, answer, now)
 
     def _ask_later(self, source: Source, now: float) -> None:
@@ -330,7 +330,7 @@ class Claims:
         if answer.paused:
             self.give_back_unbegun(queue)
             self._qos.outbox.flush(self._store, self._session.lease)
-        self._last_at = now
+        self.room.last_at = now
         kept = claimed = self._numbered(request, answer.records)
         try:
             if self.gates.in_use:
@@ -372,6 +372,7 @@ class Claims:
         """Take it now; of a queue on its way to another node later, and claim nothing before."""
         if not self.unsure:
             return
+        self.pending.clear()  # what its answer has is found anew
         unsure, consumer = dict(self.unsure), self._session.lease.consumer
         for queue, found in self._store.leases.recover_all(unsure, consumer).items():
             with suppress(SlotMoves):

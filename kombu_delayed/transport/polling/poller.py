@@ -93,6 +93,8 @@ class Poller(MultiChannelPoller):
         if channel.consumer is not None:
             for part in channel.consumer.parts:
                 self.sockets.watch(channel, part.wake.connection, part.take_token)
+                if part.claims.pending:
+                    self.sockets.watch(channel, channel.store.run.connection, part.take_answers)
         if not channel.active_fanout_queues:
             return math.inf
         subscription = channel.subscription
@@ -113,7 +115,7 @@ class Poller(MultiChannelPoller):
             return False
         is_message = watch.read()
         self._due = self._due or not is_message
-        if watch.connection.told_in_vain:
+        if getattr(watch.connection, "told_in_vain", False):
             self.sockets.poll_anew()
         return is_message
 
@@ -174,6 +176,7 @@ class Poller(MultiChannelPoller):
 
     def _serve(self, consumer: Consumer, end: float) -> float:
         """Claim and hand out until nothing is left or the turn is over."""
+        consumer.session.is_polled = True
         while True:
             at = consumer.step()
             has_some = is_over = False
@@ -253,6 +256,7 @@ class Poller(MultiChannelPoller):
         for channel in tuple(self._channels):
             channel.resume()
             if channel.consumer is not None:
+                channel.consumer.session.is_polled = False
                 channel.follow_shards()
                 next_at = min(next_at, channel.consumer.step())
             next_at = min(next_at, self._watch(channel))

@@ -1,0 +1,79 @@
+"""A claim that was sent, and its answer, for which an event loop may wait."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from kombu_delayed.store.calls import instrumentation
+from kombu_delayed.store.store import Store
+
+from ..lease.standstill import Unbegun
+from ..session import Session
+from .sources import Source
+
+#: So long an event loop waits for an answer; then the consumer waits, as long as for any command.
+POLL_SECONDS = 0.25
+
+_NOTHING: Any = object()
+
+
+class Request(NamedTuple):
+    """A claim of one queue, on its way: for so many messages, under tags behind `seen_tag`."""
+
+    queue: str
+    want: int
+    seen_tag: int
+    no_ack: bool
+    asked: tuple[float, float]
+    #: What `Store.deliver` takes.
+    given: dict[str, Any]
+
+    @property
+    def unbegun(self) -> list[Unbegun]:
+        """The messages that it may have brought."""
+        tags = range(self.seen_tag + 1, self.seen_tag + 1 + self.want)
+        return [Unbegun(self.queue, tag, self.given["gate"] is not None) for tag in tags]
+
+
+class Pending:
+    """A claim whose answer has not been taken in. The consumer does other things meanwhile."""
+
+    def __init__(self, source: Source, request: Request, now: float) -> None:
+        self.source = source
+        self.request = request
+        self.sent_at = now
+        #: When the consumer waits for the answer, by the monotonic clock.
+        self.wait_at = now + POLL_SECONDS
+        #: Whether its answer has come, or will not: the server has refused it, or nobody knows.
+        self.has_ended = False
+        #: What the script has answered.
+        self.answer: Any = _NOTHING
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether its answer has come."""
+        return self.answer is not _NOTHING
+
+    def send(self, store: Store) -> None:
+        """Send it. Raises redis-py's connection errors."""
+        move, given = store.deliver_call(**self.request.given)
+        began = perf_counter()
+
+        def answered(answer: Any) -> None:
+            self.answer, self.has_ended = answer, True
+            if (told := instrumentation.current) is not None:
+                told.script_took(move.name, perf_counter() - began)
+
+        command = ("EVALSHA", move.sha, *move.pack(given))
+        store.run.post(*command, on_error=self._lose, on_answer=answered)
+
+    def _lose(self) -> None:
+        self.has_ended = True
+
+
+def is_simple(session: Session, wanted: list[list[Source]]) -> bool:
+    """Whether this is a claim of one queue, on one server, for tasks that run elsewhere."""
+    if session.runs_here or session.store.cluster or session.qos.slots.shared.pools:
+        return False
+    return len(wanted) == len(wanted[0]) == 1 and not wanted[0][0].no_ack

@@ -1,0 +1,200 @@
+"""A consumer whose event loop polls does not wait for a claim, and loses nothing of its answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+import pytest
+
+from kombu_delayed.consumer.claiming import request as request_module
+from kombu_delayed.errors import LeaseLost
+from tests.crash.deaths import unacked
+from tests.crash.dying import Reader, dying_store
+from tests.kit.servers import Server
+from tests.kit.state import entry
+from tests.kit.wait import wait_until
+
+pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
+
+NOW_MS = 1_000_000
+LEASE_MS = 30_000
+#: So long nobody waits in a test: what does not wait for an answer goes on before.
+NEVER = 3600.0
+
+
+@contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    """It answers nothing."""
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def reader(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
+    """It holds one of eight messages, and has not asked for the others."""
+    monkeypatch.setattr(request_module, "POLL_SECONDS", NEVER)
+    with own_server.client() as client:
+        reader = Reader(dying_store(client, NOW_MS), prefetch_count=8, polls=True)
+        reader.consumer.store.publish("q", [entry("a")])
+        reader.read()
+        reader.consumer.store.publish("q", [entry(id) for id in "bcdefgh"])
+        yield reader
+
+
+def ask(reader: Reader) -> None:
+    """Send a claim, and do not look for its answer."""
+    (part,) = reader.consumer.parts
+    part.claims.sources["q"].ready = True
+    reader.consumer.step()
+    assert part.claims.pending
+
+
+def take_all(reader: Reader) -> list[str]:
+    """What it has taken when it has come round a few times; it holds just that."""
+    for _ in range(3):
+        reader.consumer.parts[0].claims.sources["q"].ready = True
+        reader.read()
+    return [payload["body"] for payload in reader.got]
+
+
+def holds(reader: Reader) -> list[str]:
+    consumer = reader.consumer
+    return sorted(unacked(consumer.store.client, consumer.lease.consumer))
+
+
+def test_it_goes_on_until_the_answer_comes(reader: Reader, own_server: Server) -> None:
+    with stopped(own_server):
+        ask(reader)
+        before = monotonic()
+        assert reader.consumer.step() > before
+        assert not reader.consumer.idle
+        assert not reader.consumer.has_messages
+    reader.land()
+    reader.take_in()
+    assert [payload["body"] for payload in reader.got] == [*"abcdefgh"]
+    assert holds(reader) == [*"abcdefgh"]
+
+
+def test_then_it_waits_as_for_any_answer(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_module, "POLL_SECONDS", 0.0)
+    ask(reader)
+    reader.consumer.step()
+    reader.take_in()
+    assert holds(reader) == [*"abcdefgh"]
+    assert len(reader.got) == 8
+
+
+@pytest.mark.parametrize("outstanding", [False, True])
+def test_one_with_nothing_else_to_do_waits(reader: Reader, outstanding: bool) -> None:
+    """Or one whose tasks run in its own thread."""
+    if outstanding:
+        reader.consumer.session.runs_here = True
+    else:
+        reader.qos.ack(reader.take())
+    reader.consumer.parts[0].claims.sources["q"].ready = True
+    reader.consumer.step()
+    assert reader.consumer.has_messages
+
+
+def break_it(reader: Reader, server: Server) -> None:
+    with server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+def restart(reader: Reader, server: Server) -> None:
+    server.kill()
+    server.start()
+
+
+def lose_scripts(reader: Reader, server: Server) -> None:
+    with server.client() as client:
+        client.script_flush()
+
+
+def get_one(reader: Reader, server: Server) -> None:
+    """A program may do so beside what it consumes."""
+    assert reader.consumer.get("q", False) is None
+
+
+def close_a_pool(reader: Reader, server: Server) -> None:
+    reader.consumer.store.client.connection_pool.disconnect()
+
+
+def take_a_token_of_it(reader: Reader, server: Server) -> None:
+    reader.consumer.parts[0].claims.announce("q")
+
+
+Harm = Callable[[Reader, Server], None]
+
+
+@pytest.mark.parametrize("harm", [break_it, restart, get_one, close_a_pool, take_a_token_of_it])
+def test_what_was_in_a_lost_answer_is_found(harm: Harm, reader: Reader, own_server: Server) -> None:
+    """Each message is handed out once."""
+    ask(reader)
+    harm(reader, own_server)
+    wait_until(lambda: sorted(take_all(reader)) == [*"abcdefgh"], "all were taken")
+    assert holds(reader) == [*"abcdefgh"]
+
+
+def test_a_claim_that_the_server_refuses_is_sent_again(reader: Reader, own_server: Server) -> None:
+    lose_scripts(reader, own_server)
+    ask(reader)
+    assert sorted(take_all(reader)) == [*"abcdefgh"]
+
+
+def test_a_queue_that_is_cancelled_gets_its_messages_back(
+    reader: Reader, own_server: Server
+) -> None:
+    ask(reader)
+    reader.consumer.remove("q")
+    assert holds(reader) == ["a"]
+    assert reader.consumer.store.client.llen("q") == 7
+    assert not reader.consumer.has_messages
+
+
+def test_the_keeper_gives_it_to_others_where_the_loop_is_stuck(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(reader)
+    consumer = reader.consumer
+    later = consumer.lease.clock() + LEASE_MS / 1000
+    monkeypatch.setattr(consumer.progress, "_clock", lambda: later)
+    consumer.progress.check(consumer.store, consumer.lease.consumer)
+    assert holds(reader) == ["a"]
+    assert consumer.store.client.llen("q") == 7
+    consumer.progress.stamp()
+    assert take_all(reader) == [*"abcdefgh"]
+    assert holds(reader) == [*"abcdefgh"]
+
+
+def test_what_a_lost_lease_had_is_not_handed_out(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(reader)
+    store, name = reader.consumer.store, reader.consumer.lease.consumer
+    store.now = str(NOW_MS + LEASE_MS)
+    store.deliver("q", "other", 0, 1, lease_ms=LEASE_MS)
+    store.leases.renew("q", "other", LEASE_MS)
+    assert store.leases.reclaim("q", name) == 8
+    reader.consumer.lease.lost = True
+    with pytest.raises(LeaseLost):
+        reader.consumer.step()
+    assert not reader.consumer.parts[0].claims.pending
+    assert not reader.consumer.has_messages
+    reader.got.clear()
+    assert len({*take_all(reader)}) == 7  # it has not acked the first
+
+
+def test_a_closed_consumer_leaves_nothing(reader: Reader) -> None:
+    ask(reader)
+    name = reader.consumer.lease.consumer
+    reader.consumer.close()
+    assert not unacked(reader.consumer.store.client, name)
+    assert reader.consumer.store.client.llen("q") == 8
