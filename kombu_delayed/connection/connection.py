@@ -59,6 +59,9 @@ class ServerConnection:
     #: Which node of a Cluster has what, where it leads to one.
     cluster: Any = None
 
+    #: Whether the last `look` has found nothing.
+    told_in_vain = False
+
     #: Whether the server's data has a version that this package knows; None: it does not ask.
     format: Format | None = None
 
@@ -229,9 +232,9 @@ class ServerConnection:
                 self._owner = None
 
     @property
-    def connection(self) -> Any:
-        """What answers come over; None: it has none now."""
-        return self._connection
+    def _sock(self) -> Any:
+        """What answers come over, for a poller; None: it has no connection now."""
+        return getattr(self._connection, "_sock", None)
 
     def look(self) -> None:
         """Read what has come of answers to what was posted. Does not wait, and raises nothing.
@@ -244,11 +247,13 @@ class ServerConnection:
         if self._owner == threading.get_ident() or not self._lock.acquire(blocking=False):
             return
         try:
+            before = len(self._unread), self._sock
             with self._held():
                 if self._unread:
                     self._read_in_passing(read_now)
                 elif self._connection is not None:
                     self._drop_closed()
+            self.told_in_vain = before == (len(self._unread), self._sock)
         finally:
             self._lock.release()
 

@@ -6,6 +6,7 @@ themselves, with CLUSTER MIGRATESLOTS. Servers, worker, sender and redis-cli sha
 
 from __future__ import annotations
 
+import random
 import subprocess
 import threading
 import time
@@ -23,6 +24,7 @@ from redis.exceptions import RedisError
 from celery_ext import Delayed
 from kombu_delayed.inspection.doctor import upgrade
 from tests.benchmarks.app import QUEUE, create_app
+from tests.benchmarks.forms import schedule
 from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import Rig, fill, sample, store_of
 from tests.kit.clusters import PASSWORD, Cluster, start_cluster
@@ -154,9 +156,9 @@ def moved(rig: Rig, cluster: Cluster, move: Move) -> Figures:
         return watched(rig, app, url, clients, partial(move, cluster, home, away))
 
 
-def _line(name: str, what: str) -> Line:
+def _line(name: str, what: str, form: str = "delayed") -> Line:
     return Line(
-        f"the longest that a client of any node waits while a queue with {{count:,.0f}} delayed "
+        f"the longest that a client of any node waits while a queue with {{count:,.0f}} {form} "
         f"messages moves to another node, {what}",
         f"{{{name}_stall:.0f}} ms",
         f"≤ {MOST_MS} ms",
@@ -182,11 +184,34 @@ def _more(name: str) -> Line:
 )
 def reshard(rig: Rig) -> Figures:
     """There and back. No task may be lost or run twice, and no message may be gone."""
+
+    def fill_up(delayed: Delayed, count: int) -> None:
+        fill(delayed.store, QUEUE, count, sample(rig))
+
+    return resharded(rig, fill_up, {"cli": by_redis_cli, "servers": by_the_servers})
+
+
+@benchmark(
+    "reshard-zstd",
+    _line("servers", "by Valkey's CLUSTER MIGRATESLOTS", "compressed"),
+    _more("servers"),
+    rounds=1,
+)
+def reshard_compressed(rig: Rig) -> Figures:
+    """What a fork costs goes with the memory that is in use."""
+
+    def fill_up(delayed: Delayed, count: int) -> None:
+        delayed.app.conf.broker_transport_options = {"delayed_compression": "zstd"}
+        schedule(delayed, count, random.Random(1))
+
+    return resharded(rig, fill_up, {"servers": by_the_servers})
+
+
+def resharded(rig: Rig, fill_up: Callable[[Delayed, int], None], moves: dict[str, Move]) -> Figures:
     count = rig.scaled(5_000_000, 20_000)
-    moves = {"cli": by_redis_cli, "servers": by_the_servers}
     with start_cluster("valkey", rig.directory / "cluster", NODES, 0, append_only=False) as cluster:
         with create_app(f"delayed+{cluster.url}") as app, closing(Delayed(app)) as delayed:
-            fill(delayed.store, QUEUE, count, sample(rig))
+            fill_up(delayed, count)
         found = {name: moved(rig, cluster, move) for name, move in moves.items()}
     flat = {f"{name}_{key}": f for name, figures in found.items() for key, f in figures.items()}
     return {"count": float(count), **flat}

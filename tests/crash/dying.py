@@ -135,7 +135,7 @@ class Reader:
         for _ in range(100):
             if not part.claims.pending:
                 return
-            sock = part.session.store.run.connection._sock
+            sock = part.session.store.run._sock
             if not part.claims.pending[0].has_ended and sock is not None:
                 assert select.select([sock], [], [], ANSWER_SECONDS)[0]
             part.take_answers()

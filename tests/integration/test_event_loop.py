@@ -6,7 +6,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Any
 
@@ -165,6 +165,75 @@ def test_an_event_of_a_ghost_neither_blocks_nor_spins(
         assert ghosts(os.getpid()) == []
         connect().Producer().publish("x", exchange="mail", routing_key="mail", declare=[mail])
         loop.turn_until(lambda: loop.inbox.bodies == ["x"], "it goes on")
+
+
+def hand(loop: Loop, connect: Connect, mail: Queue, body: str) -> None:
+    """Send a message, and turn until it has come."""
+    connect().Producer().publish(body, exchange="mail", routing_key="mail", declare=[mail])
+    loop.turn_until(lambda: body in loop.inbox.bodies, "it has claimed it")
+
+
+@pytest.fixture
+def busy(loop: Loop, connect: Connect, mail: Queue) -> Loop:
+    """It holds messages, and polls for the answers to its claims."""
+    loop.inbox.acks = False
+    loop.inbox.consumer.qos(prefetch_count=20)
+    for body in "123":
+        hand(loop, connect, mail, body)
+    assert polls_for_answers(loop)
+    loop.turn_idle()
+    return loop
+
+
+def polls_for_answers(loop: Loop) -> bool:
+    watched = loop.poller.sockets.watched.values()
+    return any(watch.is_open and watch.connection is loop.channel.store.run for watch in watched)
+
+
+def is_readable(sock: socket.socket) -> bool:
+    return bool(select.select([sock], [], [], 0)[0])
+
+
+def keep(run: Any) -> None:
+    """The consumer has it."""
+
+
+def lend(run: Any) -> None:
+    """Kombu has it, which uses it now and then."""
+    run.lend()
+
+
+@pytest.mark.parametrize("is_inherited", [False, True])
+@pytest.mark.parametrize("whose", [keep, lend])
+def test_a_connection_for_answers_that_the_server_has_closed_is_polled_no_more(
+    is_inherited: bool,
+    whose: Callable[[Any], None],
+    busy: Loop,
+    connect: Connect,
+    mail: Queue,
+    client: redis.Redis,
+) -> None:
+    run = busy.channel.store.run
+    with ExitStack() as stack:
+        if is_inherited:
+            stack.enter_context(held_open(run._connection))
+        closed = run._connection
+        whose(run)
+        client.client_kill_filter(_type="normal", skipme=True)
+        wait_until(lambda: is_readable(closed._sock), "the server has closed it")
+        busy.turn_idle()
+        assert ghosts(os.getpid()) == []
+        hand(busy, connect, mail, "4")
+        assert busy.inbox.bodies == [*"1234"]
+
+
+def test_answers_are_polled_for_again_on_another_connection(
+    busy: Loop, connect: Connect, mail: Queue, client: redis.Redis
+) -> None:
+    client.client_kill_filter(_type="normal", skipme=True)
+    for body in "45678":
+        hand(busy, connect, mail, body)
+    assert polls_for_answers(busy)
 
 
 @pytest.mark.parametrize("resets", [False, True])

@@ -94,7 +94,7 @@ class Poller(MultiChannelPoller):
             for part in channel.consumer.parts:
                 self.sockets.watch(channel, part.wake.connection, part.take_token)
                 if part.claims.pending:
-                    self.sockets.watch(channel, channel.store.run.connection, part.take_answers)
+                    self.sockets.watch(channel, channel.store.run, part.take_answers)
         if not channel.active_fanout_queues:
             return math.inf
         subscription = channel.subscription
@@ -115,7 +115,7 @@ class Poller(MultiChannelPoller):
             return False
         is_message = watch.read()
         self._due = self._due or not is_message
-        if getattr(watch.connection, "told_in_vain", False):
+        if watch.connection.told_in_vain:
             self.sockets.poll_anew()
         return is_message
 
