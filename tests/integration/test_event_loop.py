@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from time import monotonic
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -180,7 +181,8 @@ def busy(loop: Loop, connect: Connect, mail: Queue) -> Loop:
     loop.inbox.consumer.qos(prefetch_count=20)
     for body in "123":
         hand(loop, connect, mail, body)
-    assert polls_for_answers(loop)
+    for source in loop.channel.consumer.sources.values():
+        source.poll_at = float("inf")  # a command would find out as well
     loop.turn_idle()
     return loop
 
@@ -212,16 +214,22 @@ def test_a_connection_for_answers_that_the_server_has_closed_is_polled_no_more(
     connect: Connect,
     mail: Queue,
     client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = busy.channel.store.run
     with ExitStack() as stack:
         if is_inherited:
             stack.enter_context(held_open(run._connection))
-        closed = run._connection
+        closed, number = run._connection, run("CLIENT", "ID")
+        assert polls_for_answers(busy)
         whose(run)
-        client.client_kill_filter(_type="normal", skipme=True)
+        client.client_kill_filter(_id=number)
         wait_until(lambda: is_readable(closed._sock), "the server has closed it")
-        busy.turn_idle()
+        looks = Mock(wraps=run.look)
+        monkeypatch.setattr(run, "look", looks)
+        for _ in range(5):
+            busy.hub.run_once()
+        assert looks.call_count <= 2
         assert ghosts(os.getpid()) == []
         hand(busy, connect, mail, "4")
         assert busy.inbox.bodies == [*"1234"]
@@ -230,6 +238,7 @@ def test_a_connection_for_answers_that_the_server_has_closed_is_polled_no_more(
 def test_answers_are_polled_for_again_on_another_connection(
     busy: Loop, connect: Connect, mail: Queue, client: redis.Redis
 ) -> None:
+    assert polls_for_answers(busy)
     client.client_kill_filter(_type="normal", skipme=True)
     for body in "45678":
         hand(busy, connect, mail, body)
