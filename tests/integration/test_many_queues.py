@@ -355,7 +355,7 @@ def test_an_expiring_queue_is_kept_after_a_broken_connection(
     """Also by a consumer that has no room."""
     many.consumer.add(QUEUES[0], False, 60_000)
     many.settle()
-    monkeypatch.setattr(many.consumer.parts[0].claims, "room", lambda: 0)
+    monkeypatch.setattr(many.consumer.parts[0].claims.room, "count", lambda: 0)
     many.ahead_seconds += 30
     deliver = many.channel.store.deliver
 
