@@ -37,8 +37,9 @@ _TASK = re.compile(
 _TENANT = re.compile(r'"tenant": ?("[^"\\{}]*")')
 _RETRIES = re.compile(r'"group_index": ?[^,"{}]*, ?"retries": ?(\d+)')
 #: These are looked into by scripts.
-_UNUSUAL = re.compile(r'"delayed_(?:answer|until|unique)":')
-_SENDER = '"delivery_tag": "', '"origin": "', '"reply_to": "', '"eta": "'
+_UNUSUAL = '"delayed_answer":', '"delayed_until":', '"delayed_unique":'
+#: In the order in which Celery and Kombu write them.
+_SENDER = '"eta": "', '"origin": "', '"reply_to": "', '"delivery_tag": "'
 
 _IN_FRONT = re.compile(rb"[^{]?\d*\{" + _FRONT.encode())
 _RECORD = re.compile(rb".\d*\x01" + COMPRESSED, re.DOTALL)
@@ -107,16 +108,17 @@ def codec(version: bytes) -> zstd.Codec:
 def split(id: str, text: str) -> Parts | None:
     """What a message consists of; None: it is none that is compressed."""
     found = _TASK.fullmatch(text)
-    if found is None or found[6] != id or not id or not text.isascii() or _UNUSUAL.search(text):
+    if found is None or found[6] != id or not id or not text.isascii():
+        return None
+    if '"delayed_' in text and any(name in text for name in _UNUSUAL):
         return None
     front, _, body, between, task, _, before, eta, behind = found.groups()
     raw = _decoded(body)
     head = _head(before, eta, behind)
     if raw is None or head is None or "\0" in text or "\1" in text:
         return None
-    texts = (between, before.replace(id, "\1"), behind.replace(id, "\1"))
-    content = b"\0".join((*(each.encode() for each in texts), raw))
-    return Parts(front, task, head, _digest(found[2]), content)
+    texts = "\0".join((between, before.replace(id, "\1"), behind.replace(id, "\1"), ""))
+    return Parts(front, task, head, _digest(found[2]), texts.encode() + raw)
 
 
 def _decoded(body: str) -> bytes | None:
@@ -124,7 +126,10 @@ def _decoded(body: str) -> bytes | None:
         raw = a2b_base64(body)
     except ValueError:
         return None
-    return raw if b2a_base64(raw, newline=False).decode() == body else None
+    # Encoded again it is the same text if its last bytes are, and nothing was passed over.
+    last = raw[(len(raw) - 1) // 3 * 3 :]
+    is_same = body.endswith(b2a_base64(last, newline=False).decode())
+    return raw if is_same and len(body) == (len(raw) + 2) // 3 * 4 else None
 
 
 def _head(before: str, eta: str, behind: str) -> str | None:
@@ -135,7 +140,7 @@ def _head(before: str, eta: str, behind: str) -> str | None:
         return None
     if retries[1] != "0":
         head += f', "group_index": null, "retries": {retries[1]}'
-    if 'tenant":' in before + behind:
+    if 'tenant":' in behind or 'tenant":' in before:
         tenant = _TENANT.search(behind)
         if tenant is None or (before + behind).count('tenant":') > 1:
             return None
@@ -147,11 +152,14 @@ def _head(before: str, eta: str, behind: str) -> str | None:
 
 def _digest(text: str) -> str:
     """Of what makes a message the same one, whoever has sent it: see `same` in backlog.lua."""
+    parts, at = [], 0
     for name in _SENDER:
-        at = text.find(name)
-        if at >= 0:
-            text = text[:at] + text[text.index('"', at + len(name)) + 1 :]
-    return hashlib.sha1(text.encode() + b"}", usedforsecurity=False).hexdigest()[:8]
+        begin = text.find(name, at)
+        if begin >= 0:
+            parts.append(text[at:begin])
+            at = text.index('"', begin + len(name)) + 1
+    parts += text[at:], "}"
+    return hashlib.sha1("".join(parts).encode(), usedforsecurity=False).hexdigest()[:8]
 
 
 def compress(id: str, front: str, text: str, version: bytes) -> str | bytes:
@@ -165,15 +173,11 @@ def compress(id: str, front: str, text: str, version: bytes) -> str | bytes:
     eta_form, head = b"-", parts.head.encode()
     if (usual := _UTC.match(head)) is not None:
         eta_form, head = b"u", usual[1] + head[usual.end() - 1 :]
-    each = [
-        parts.front.encode(),
-        parts.task.encode(),
-        head,
-        version + parts.digest.encode() + frame,
-    ]
+    each = [parts.front.encode(), parts.task.encode(), head]
+    each.append(version + parts.digest.encode() + frame)
     if max(map(len, each)) > LONGEST_BYTES:
         return pack(id, front, text)
-    lengths = (len(part).to_bytes(2, "big") + part for part in each)
+    lengths = [len(part).to_bytes(2, "big") + part for part in each]
     return b"%b\1%b%b-%b}" % (front.encode(), COMPRESSED, eta_form, b"".join(lengths))
 
 
