@@ -183,7 +183,11 @@ class Part:
         buffer = self.claims.buffer
         if not buffer or monotonic() < self.retry.hold_until:
             return False
-        while (entry := buffer.first()) is not None:
+        while buffer:
+            try:
+                entry = buffer[0]
+            except IndexError:  # the keeper's thread has taken it meanwhile
+                break
             queue, tag, _ = entry
             source = self.claims.sources.get(queue)
             if source is None:  # cancelled by a signal handler in the middle of a claim

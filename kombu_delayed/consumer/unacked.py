@@ -266,7 +266,7 @@ class Room:
         elif not self._qos.prefetch_count:
             room = 0 if self._claimed else UNLIMITED_CLAIM
         else:
-            outstanding = self._qos.outstanding
+            outstanding = len(self._qos._delivered) - len(self._qos._dirty)
             self.is_used = outstanding > 0
             room = self._qos.prefetch_count - outstanding - len(self._claimed)
         return max(min(room, LARGEST_CLAIM) - self._share.elsewhere, 0)

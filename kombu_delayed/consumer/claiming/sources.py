@@ -88,13 +88,6 @@ class Buffer(deque[Claimed]):
     A signal handler may take from it at any time, and the keeper's thread from its end.
     """
 
-    def first(self) -> Claimed | None:
-        """The one that is to be handed out next."""
-        try:
-            return self[0]
-        except IndexError:
-            return None
-
     def take_out(self, entry: Claimed) -> bool:
         """Whether the first of what was claimed was still there, and not given back meanwhile."""
         try:
@@ -219,7 +212,9 @@ class Source:
         if answer.next_due_ms:
             soonest_ms = CLOCK_GRAIN_MS if answer.next_due_ms > answer.now_ms else 0
             due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
-        self.due_at = now + REFUSED_SECONDS if answer.refused else due_at
+        due_at = now + REFUSED_SECONDS if answer.refused else due_at
+        if due_at != self._due_at:  # it mostly stays: never
+            self.due_at = due_at
         self.consumers = answer.consumers
         self._plan_poll(unexpected, now, poll_seconds)
 
