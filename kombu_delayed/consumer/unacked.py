@@ -99,11 +99,6 @@ class QoS(virtual.QoS):
         self._unreadable: dict[int, str] = {}
         self._because: dict[int, str] = {}
 
-    @property
-    def outstanding(self) -> int:
-        """How many messages were handed out and not acked."""
-        return len(self._delivered) - len(self._dirty)
-
     def received(self, tag: int, queue: str, id: str) -> None:
         """A message is about to be handed out."""
         self._held[tag] = queue, id
@@ -266,6 +261,7 @@ class Room:
         elif not self._qos.prefetch_count:
             room = 0 if self._claimed else UNLIMITED_CLAIM
         else:
+            # What was handed out, but for what was acked.
             outstanding = len(self._qos._delivered) - len(self._qos._dirty)
             self.is_used = outstanding > 0
             room = self._qos.prefetch_count - outstanding - len(self._claimed)
