@@ -103,6 +103,49 @@ def test_one_with_nothing_else_to_do_waits(reader: Reader, outstanding: bool) ->
     assert reader.consumer.has_messages
 
 
+def test_queues_have_the_room_that_others_leave(reader: Reader) -> None:
+    """One behind the other, while the loop goes on."""
+    consumer = reader.consumer
+    consumer.session.cycle.update(["q", "few", "many"])
+    for queue in ("few", "many"):
+        consumer.add(queue, False, 0)
+    consumer.store.publish("few", [entry("x")])
+    consumer.store.publish("many", [entry(str(number)) for number in range(9)])
+    consumer.store.client.delete("q")
+    for source in consumer.sources.values():
+        source.ready = True
+    consumer.step()
+    asked = []
+    (part,) = consumer.parts
+    while part.claims.pending:
+        asked.append(part.claims.pending[0].request.queue)
+        consumer.store.run.settle()
+        consumer.step()
+    reader.take_in()
+    assert sorted(asked) == ["few", "many", "q"]
+    assert len(reader.got) == 8, "the prefetch limit"
+    consumer.close()
+
+
+def test_a_queue_that_is_cancelled_before_its_turn_is_not_asked(reader: Reader) -> None:
+    consumer = reader.consumer
+    consumer.session.cycle.update(["q", "r"])
+    consumer.add("r", False, 0)
+    consumer.store.publish("r", [entry("x")])
+    for source in consumer.sources.values():
+        source.ready = True
+    consumer.step()
+    (part,) = consumer.parts
+    first = part.claims.pending[0].request.queue
+    other = "r" if first == "q" else "q"
+    consumer.store.run.settle()
+    part.claims.let_go(other)
+    consumer.step()
+    assert not part.claims.pending
+    reader.take_in()
+    assert not consumer.store.leases.recover(other, consumer.lease.consumer, 0)
+
+
 def break_it(reader: Reader, server: Server) -> None:
     with server.client() as client:
         client.client_kill_filter(_type="normal", skipme=True)

@@ -22,9 +22,9 @@ from ..lease.standstill import Unbegun
 from ..policy.admission import Claimed, Gatekeeper
 from ..session import Session
 from ..unacked import Room
-from .request import Pending, Request, is_simple
+from .request import Pending, Request, following, may_go_on
 from .slow_poll import look
-from .sources import Agenda, Buffer, ServerClock, Source, share_out
+from .sources import Agenda, Buffer, ServerClock, Shares, Source, share_out, shares
 
 logger = get_logger(__name__)
 
@@ -142,21 +142,21 @@ class Claims:
 
     def claim_wanted(self, now: float) -> None:
         """Claim of the queues that have something to do, and keep the promises of the others."""
-        cycle, room = self._session.cycle, self.room.count()
+        session, cycle, room = self._session, self._session.cycle, self.room.count()
         poll = partial(look, self._store)
-        kept = self.agenda.come(now, room > 0, poll, self._session.options.poll_seconds)
+        kept = self.agenda.come(now, room > 0, poll, session.options.poll_seconds)
         if self.gates.new:
             self.gates.declare()
         if self.agenda.ready:
             room = self.room.worth_claiming(room, now)
-        turns = len(self.sources) + self._session.turns_elsewhere
+        turns = len(self.sources) + session.turns_elsewhere
         if room and self.agenda.ready and (wanted := self.agenda.wanted(cycle, turns)):
             if sum(map(len, wanted)) > FEW_QUEUES:
                 self._claim_together(wanted, room, now)
-            elif self.room.is_used and self._session.is_polled and self._may_go_on(wanted, kept):
-                self._begin(wanted[0][0], room, now)
+            elif self.room.is_used and not (kept or self._was_lost) and may_go_on(session, wanted):
+                self._begin(shares(wanted, room, cycle), None, now)
             else:
-                share_out(wanted, room, cycle, partial(self._claim, now=now))
+                share_out(shares(wanted, room, cycle), partial(self._claim, now=now))
             # The first may have had one more than the others: it is the last one next time.
             cycle.rotate(wanted[0][0].whole)
         for source in kept:
@@ -165,14 +165,13 @@ class Claims:
         if self.agenda.owing and not self.pending and not self.room.count():
             self._pass_on()
 
-    def _may_go_on(self, wanted: list[list[Source]], kept: list[Source]) -> bool:
-        """Whether there are tasks to look after while a claim, of one queue, is on its way."""
-        return not (kept or self._was_lost) and is_simple(self._session, wanted)
-
-    def _begin(self, source: Source, want: int, now: float) -> None:
-        pending = Pending(source, self._request(source.queue, want, False, True), now)
-        pending.send(self._store)
-        self.pending.append(pending)
+    def _begin(self, shares: Shares, claimed: int | None, now: float) -> None:
+        """Send the next claim, behind one that has brought so many."""
+        if (found := following(shares, claimed, self.sources)) is not None:
+            source, want = found
+            pending = Pending(source, shares, self._request(source.queue, want, False, True), now)
+            pending.send(self._store)
+            self.pending.append(pending)
 
     def finish(self, now: float) -> bool:
         """Take in what a pending claim has brought; returns whether none is pending any more."""
@@ -187,10 +186,10 @@ class Claims:
             return True
         self._was_lost = not pending.is_answered
         if pending.is_answered:
-            request = pending.request
-            answer = self._heard(request, delivered(pending.answer, request.given["gate"]))
-            self._take_in(pending.source, request, answer, pending.sent_at)
-        return True
+            answer = self._heard(pending.request, pending.delivered)
+            count = self._take_in(pending.source, pending.request, answer, pending.sent_at)
+            self._begin(pending.shares, count, now)
+        return not self.pending
 
     def _pass_on(self) -> None:
         """Let others follow the tokens for which this consumer has no room."""
@@ -208,7 +207,7 @@ class Claims:
             wants[source.queue] = want = 1 if source.no_ack else want
             return want
 
-        share_out(wanted, room, self._session.cycle, note)
+        share_out(shares(wanted, room, self._session.cycle), note)
         asked = [
             (source, self._request(source.queue, want, source.no_ack, True))
             for source in chain.from_iterable(wanted)

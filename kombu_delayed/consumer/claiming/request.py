@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from kombu_delayed.store.calls import instrumentation
-from kombu_delayed.store.store import Store
+from kombu_delayed.store.claimable import Delivered
+from kombu_delayed.store.store import Store, delivered
 
 from ..lease.standstill import Unbegun
 from ..session import Session
-from .sources import Source
+from .sources import Shares, Source
 
 #: So long an event loop waits for an answer; then the consumer waits, as long as for any command.
 POLL_SECONDS = 0.25
@@ -39,8 +41,10 @@ class Request(NamedTuple):
 class Pending:
     """A claim whose answer has not been taken in. The consumer does other things meanwhile."""
 
-    def __init__(self, source: Source, request: Request, now: float) -> None:
+    def __init__(self, source: Source, shares: Shares, request: Request, now: float) -> None:
         self.source = source
+        #: What is claimed next, and how many.
+        self.shares = shares
         self.request = request
         self.sent_at = now
         #: When the consumer waits for the answer, by the monotonic clock.
@@ -54,6 +58,11 @@ class Pending:
     def is_answered(self) -> bool:
         """Whether its answer has come."""
         return self.answer is not _NOTHING
+
+    @property
+    def delivered(self) -> Delivered | None:
+        """What its answer says; None: the lease was lost."""
+        return delivered(self.answer, self.request.given["gate"])
 
     def send(self, store: Store) -> None:
         """Send it. Raises redis-py's connection errors."""
@@ -72,8 +81,23 @@ class Pending:
         self.has_ended = True
 
 
-def is_simple(session: Session, wanted: list[list[Source]]) -> bool:
-    """Whether this is a claim of one queue, on one server, for tasks that run elsewhere."""
-    if session.runs_here or session.store.cluster or session.qos.slots.shared.pools:
+def may_go_on(session: Session, wanted: list[list[Source]]) -> bool:
+    """Whether its tasks, which run elsewhere, are looked after while claims are on their way."""
+    if not session.is_polled or session.runs_here:
         return False
-    return len(wanted) == len(wanted[0]) == 1 and not wanted[0][0].no_ack
+    if session.store.cluster or session.qos.slots.shared.pools:
+        return False
+    return not any(source.no_ack for shards in wanted for source in shards)
+
+
+def following(
+    shares: Shares, claimed: int | None, sources: Mapping[str, Source]
+) -> tuple[Source, int] | None:
+    """What to claim next, and how many, of what is still consumed; None: nothing."""
+    try:
+        source, want = shares.send(claimed)
+        while sources.get(source.queue) is not source:
+            source, want = shares.send(0)
+    except StopIteration:
+        return None
+    return source, want

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from itertools import count
 from operator import attrgetter
@@ -360,13 +360,26 @@ class Agenda:
         return bool(self.ready) or min(times) <= now
 
 
-def share_out(
-    wanted: list[list[Source]], room: int, cycle: Any, claim: Callable[[Source, int], int]
-) -> None:
-    """Claim for each its share of the room, and for the next ones what it has left."""
+#: Sources with their shares of the room; it is sent how many were claimed of each, and None first.
+Shares = Generator[tuple[Source, int], int | None, None]
+
+
+def shares(wanted: list[list[Source]], room: int, cycle: Any) -> Shares:
+    """Each with its share of the room, and the next ones with what it has left."""
     is_strict = isinstance(cycle, priority_cycle)
     for queues, shards in zip(range(len(wanted), 0, -1), wanted, strict=True):
         part = room if is_strict else -(-room // queues)
         for left, source in zip(range(len(shards), 0, -1), shards, strict=True):
-            claimed = claim(source, share) if (share := -(-part // left)) > 0 else 0
-            room, part = room - claimed, part - claimed
+            if (share := -(-part // left)) > 0:
+                claimed = (yield source, share) or 0
+                room, part = room - claimed, part - claimed
+
+
+def share_out(shares: Shares, claim: Callable[[Source, int], int]) -> None:
+    """Claim for each its share of the room."""
+    try:
+        source, share = next(shares)
+        while True:
+            source, share = shares.send(claim(source, share))
+    except StopIteration:
+        return
