@@ -8,11 +8,15 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from celery_ext.spark.options import WriteOptions
 from tests.benchmarks.app import create_app
 from tests.benchmarks.bulk import delayed_of
 from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import Rig, cpu_seconds
 from tests.benchmarks.spark import check_parser, client_of, reminders, spark_session, write_rate
+
+#: That of `schedule` where none is given.
+DEFAULT_BUDGET_MS = WriteOptions.latency_budget_ms
 
 
 def in_bulk(url: str, rows: Iterable[Any]) -> None:
@@ -52,14 +56,15 @@ def rates(url: str, count: int) -> Figures:
         figures["server_us"] = (cpu_seconds(client) - before) / count * 1e6
         figures["many"] = by_hand(spark, url, in_bulk, count, 2 * count)
         figures["one"] = by_hand(spark, url, singly, 2 * count, 2 * count + few)
+        figures["safe"] = write_rate(spark, url, 3 * count, 4 * count, DEFAULT_BUDGET_MS)
     return {"count": float(count), **figures}
 
 
 @benchmark(
     "spark-by-hand",
     Line(
-        "Spark's `schedule` of {count:,.0f} rows, with a ledger, and `schedule_many` within "
-        "`foreachPartition`, without one",
+        "Spark's `schedule` of {count:,.0f} rows, with a ledger and without a latency budget, and "
+        "`schedule_many` within `foreachPartition`, without a ledger",
         "{spark:,.0f}/s, {many:,.0f}/s",
         "ratio ≥ 1.2",
         ("spark", "many"),
@@ -72,6 +77,7 @@ def rates(url: str, count: int) -> Figures:
         ("spark", "one"),
         lambda f: f["spark"] / f["one"] >= 10,
     ),
+    Line("the same `schedule` with the default budget", "{safe:,.0f}/s"),
     Line(
         "the server's processor time for each row of `schedule`",
         "{server_us:.1f} µs",

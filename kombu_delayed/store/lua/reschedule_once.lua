@@ -8,9 +8,10 @@
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
 -- include: clock waiting ready buckets backlog events moved expiry reschedule past_ledgers ledger
 -- returns as text how many were moved, for each id; O(log n) a message
-local counts, total = {}, 0
+local counts, total, ids = {}, 0, {}
 together = {}
-begin_ledger()
+for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end
+begin_ledger(ids)
 for i = 1, #entries, 3 do
   local id, count = entries[i], 0
   if claim_in_ledger(id) then

@@ -16,7 +16,9 @@ local counts = {0, 0}
 local has_ledger = ledger_seconds > 0
 if has_ledger then
   together = {}
-  begin_ledger()
+  local members = {}
+  for i = 1, #entries, 2 do members[#members + 1] = entries[i] end
+  begin_ledger(members)
 end
 
 local function without_eta(record)

@@ -16,9 +16,10 @@ if dictionary ~= '' then
 end
 local ids = {}
 is_job, together = true, {}
-begin_ledger()
 for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end
-local known = done_with(ids)
+begin_ledger(ids)
+local known = {}
+for _, id in ipairs(ids) do known[id] = done_with(id) end
 for i = 1, #entries, 3 do
   local id = entries[i]
   if known[id] then

@@ -5,11 +5,17 @@
 -- ledger of its own: no hash is so large that the server stands still when it goes. Older code has one hash for all.
 local is_sliced, in_slices = false, 0
 local slices = {}  -- those that this call looks at -> their number
+local slice_of = {}  -- id -> the slice that it belongs to
+local in_job = {}  -- id -> what the job's own hash has of it
 
-local function begin(ledger)
-  local until_ms = redis.call('ZSCORE', ledgers_until, ledger)
-  redis.call('ZADD', ledgers_until, string.format('%.0f', now_ms + ledger_seconds * 1000), ledger)
-  if until_ms and tonumber(until_ms) <= now_ms then drop_ledger(ledger) end
+local function begin(ledgers)
+  local until_ms, entries = string.format('%.0f', now_ms + ledger_seconds * 1000), {}
+  for i, ledger in ipairs(ledgers) do entries[2 * i - 1], entries[2 * i] = until_ms, ledger end
+  local before = redis.call('ZMSCORE', ledgers_until, unpack(ledgers))
+  redis.call('ZADD', ledgers_until, unpack(entries))
+  for i, its_ms in ipairs(before) do
+    if its_ms and tonumber(its_ms) <= now_ms then drop_ledger(ledgers[i]) end
+  end
 end
 
 -- Of the job whose ledger it is: behind its name is what it does, where that is not to schedule.
@@ -18,43 +24,46 @@ local function job_name(operation)
   return operation and name:match('^(.*):' .. operation .. '$') or name
 end
 
--- Before it is read. A full server refuses the first write, before anything is done.
-local function begin_ledger()
-  begin(job)
-  is_sliced = redis.call('HLEN', job) >= 512
-end
-
-local function slice_of(id)
-  local number = redis.sha1hex(id):sub(1, 3)
+local function find_slices(ids)
   local queue = ledgers_until:sub(1, -#'ledgers-until' - 1)
-  local slice = queue .. 'job-slice:' .. number .. ':' .. job:sub(#queue + #'job:' + 1)
-  if not slices[slice] then
-    begin(slice)
-    slices[slice] = tonumber(number, 16)
+  local front, behind, found = queue .. 'job-slice:', ':' .. job:sub(#queue + #'job:' + 1), {}
+  for _, id in ipairs(ids) do
+    local number = redis.sha1hex(id):sub(1, 3)
+    local slice = front .. number .. behind
+    slice_of[id] = slice
+    if not slices[slice] then
+      slices[slice] = tonumber(number, 16)
+      found[#found + 1] = slice
+    end
   end
-  return slice
+  begin(found)
 end
 
--- What the job has done with each id that it has dealt with before.
-local function done_with(ids)
-  local done = {}
-  for i, value in ipairs(redis.call('HMGET', job, unpack(ids))) do
-    done[ids[i]] = value or is_sliced and redis.call('HGET', slice_of(ids[i]), ids[i])
-  end
-  return done
+-- Before it is read, with the ids that the call is about. A full server refuses the first write, before anything is done.
+local function begin_ledger(ids)
+  begin({job})
+  is_sliced = redis.call('HLEN', job) >= 512
+  if #ids == 0 then return end
+  if is_sliced then find_slices(ids) end
+  for i, value in ipairs(redis.call('HMGET', job, unpack(ids))) do in_job[ids[i]] = value end
+end
+
+-- What the job has done with an id, where it has dealt with it before.
+local function done_with(id)
+  return in_job[id] or is_sliced and redis.call('HGET', slice_of[id], id)
 end
 
 -- Returns whether the job has not dealt with the id before.
 local function claim_in_ledger(id)
   if not is_sliced then return redis.call('HSETNX', job, id, 1) == 1 end
-  if redis.call('HEXISTS', job, id) == 1 or redis.call('HSETNX', slice_of(id), id, 1) == 0 then return false end
+  if in_job[id] or redis.call('HSETNX', slice_of[id], id, 1) == 0 then return false end
   in_slices = in_slices + 1
   return true
 end
 
 -- For an id that has been claimed.
 local function note_in_ledger(id, done)
-  redis.call('HSET', is_sliced and slice_of(id) or job, id, done)
+  redis.call('HSET', is_sliced and slice_of[id] or job, id, done)
 end
 
 -- Slices that expire do so one after another: the server deletes what expires in its own thread.
@@ -72,5 +81,7 @@ local function keep_ledger()
   if in_slices > 0 then redis.call('HINCRBY', job, '\31in-slices', in_slices) end
   keep(job, expires, 0)
   keep(ledgers_until, expires, 0)
-  for slice, number in pairs(slices) do keep(slice, expires, number * 20) end
+  if expires then
+    for slice, number in pairs(slices) do keep(slice, true, number * 20) end
+  end
 end
