@@ -59,7 +59,7 @@ class ServerConnection:
     #: Which node of a Cluster has what, where it leads to one.
     cluster: Any = None
 
-    #: Whether the last `look` has found nothing.
+    #: Whether the poller has told of something that was not there.
     told_in_vain = False
 
     #: Whether the server's data has a version that this package knows; None: it does not ask.
@@ -237,23 +237,27 @@ class ServerConnection:
         return getattr(self._connection, "_sock", None)
 
     def look(self) -> None:
-        """Read what has come of answers to what was posted. Does not wait, and raises nothing.
+        """Read what has come of answers to what was posted. Does not wait, and raises nothing."""
+        self._look()
 
-        A connection that the server has closed is closed here as well.
-        """
+    def hear(self) -> None:
+        """As `look`, where a poller has told of something: the server may have closed it."""
+        before = len(self._unread), self._sock
+        self._look(told=True)
+        self.told_in_vain = before == (len(self._unread), self._sock)
+
+    def _look(self, told: bool = False) -> None:
         if self._pid != os.getpid():
             self._start()
         self.look_at = monotonic() + LOOK_SECONDS if self._unread else math.inf
         if self._owner == threading.get_ident() or not self._lock.acquire(blocking=False):
             return
         try:
-            before = len(self._unread), self._sock
             with self._held():
                 if self._unread:
                     self._read_in_passing(read_now)
-                elif self._connection is not None:
-                    self._drop_closed()
-            self.told_in_vain = before == (len(self._unread), self._sock)
+                elif told and self._sock is not None and self._was_closed():
+                    self._disconnect()
         finally:
             self._lock.release()
 
@@ -369,12 +373,15 @@ class ServerConnection:
 
     def _drop_closed(self) -> None:
         """Nothing was sent yet, so the server's closing of an idle connection need not show."""
-        try:
-            closed = can_read(self._connection)
-        except UNREACHABLE:
-            closed = True
-        if closed:
+        if self._was_closed():
             self._disconnect()
+
+    def _was_closed(self) -> bool:
+        """Whether the server has closed it: it says nothing where nothing is on its way."""
+        try:
+            return can_read(self._connection)
+        except UNREACHABLE:
+            return True
 
     def _refused(self, error: Exception) -> None:
         """What the server says to a posted command."""

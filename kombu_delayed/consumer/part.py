@@ -173,7 +173,7 @@ class Part:
 
     def take_answers(self) -> bool:
         """Read what has come of answers, none of which is a message: returns False."""
-        self.session.store.run.look()
+        self.session.store.run.hear()
         return False
 
     # Handing out.

@@ -225,11 +225,11 @@ def test_a_connection_for_answers_that_the_server_has_closed_is_polled_no_more(
         whose(run)
         client.client_kill_filter(_id=number)
         wait_until(lambda: is_readable(closed._sock), "the server has closed it")
-        looks = Mock(wraps=run.look)
-        monkeypatch.setattr(run, "look", looks)
+        told = Mock(wraps=run.hear)
+        monkeypatch.setattr(run, "hear", told)
         for _ in range(5):
             busy.hub.run_once()
-        assert looks.call_count <= 2
+        assert told.call_count <= 2
         assert ghosts(os.getpid()) == []
         hand(busy, connect, mail, "4")
         assert busy.inbox.bodies == [*"1234"]

@@ -112,3 +112,22 @@ def test_a_look_for_answers_does_not_wait_for_the_rest_of_one(
     wire.look()
     assert not wire._unread
     assert failed == ["c"]
+
+
+def test_a_look_with_nothing_on_its_way_leaves_a_closed_connection_alone(
+    ends: tuple[Any, socket.socket],
+) -> None:
+    """Whoever sends next finds out; on a Cluster to open another one raises."""
+    connection, server = ends
+    pool = redis.ConnectionPool()
+    pool.get_connection = lambda *given: connection  # type: ignore[method-assign]
+    wire = ServerConnection(pool)
+    wire.post("SET", "a", "b", on_error=lambda: None)
+    server.send(b"+OK\r\n")
+    wire.settle()
+    server.close()
+    wire.look()
+    assert connection.closed == []
+    wire.hear()
+    assert connection.closed == [connection]
+    assert not wire.told_in_vain
