@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from time import monotonic
 
 import pytest
@@ -14,6 +11,7 @@ from kombu_delayed.consumer.claiming import request as request_module
 from kombu_delayed.errors import LeaseLost
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
+from tests.crash.harms import close_connections, lose_scripts, restart
 from tests.kit.servers import Server
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
@@ -24,16 +22,6 @@ NOW_MS = 1_000_000
 LEASE_MS = 30_000
 #: So long nobody waits in a test: what does not wait for an answer goes on before.
 NEVER = 3600.0
-
-
-@contextmanager
-def stopped(server: Server) -> Iterator[None]:
-    """It answers nothing."""
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -70,7 +58,7 @@ def holds(reader: Reader) -> list[str]:
 
 
 def test_it_goes_on_until_the_answer_comes(reader: Reader, own_server: Server) -> None:
-    with stopped(own_server):
+    with own_server.standing_still():
         ask(reader)
         before = monotonic()
         assert reader.consumer.step() > before
@@ -146,48 +134,45 @@ def test_a_queue_that_is_cancelled_before_its_turn_is_not_asked(reader: Reader) 
     assert not consumer.store.leases.recover(other, consumer.lease.consumer, 0)
 
 
-def break_it(reader: Reader, server: Server) -> None:
-    with server.client() as client:
-        client.client_kill_filter(_type="normal", skipme=True)
-
-
-def restart(reader: Reader, server: Server) -> None:
-    server.kill()
-    server.start()
-
-
-def lose_scripts(reader: Reader, server: Server) -> None:
-    with server.client() as client:
-        client.script_flush()
-
-
-def get_one(reader: Reader, server: Server) -> None:
+def get_one(reader: Reader) -> None:
     """A program may do so beside what it consumes."""
     assert reader.consumer.get("q", False) is None
 
 
-def close_a_pool(reader: Reader, server: Server) -> None:
+def close_a_pool(reader: Reader) -> None:
     reader.consumer.store.client.connection_pool.disconnect()
 
 
-def take_a_token_of_it(reader: Reader, server: Server) -> None:
+def take_a_token_of_it(reader: Reader) -> None:
     reader.consumer.parts[0].claims.announce("q")
 
 
-Harm = Callable[[Reader, Server], None]
-
-
-@pytest.mark.parametrize("harm", [break_it, restart, get_one, close_a_pool, take_a_token_of_it])
-def test_what_was_in_a_lost_answer_is_found(harm: Harm, reader: Reader, own_server: Server) -> None:
+def comes_back(reader: Reader) -> None:
     """Each message is handed out once."""
-    ask(reader)
-    harm(reader, own_server)
     wait_until(lambda: sorted(take_all(reader)) == [*"abcdefgh"], "all were taken")
     assert holds(reader) == [*"abcdefgh"]
 
 
+@pytest.mark.parametrize("harm", [close_connections, restart])
+def test_what_was_in_a_lost_answer_is_found(
+    harm: Callable[[Server], None], reader: Reader, own_server: Server
+) -> None:
+    ask(reader)
+    harm(own_server)
+    comes_back(reader)
+
+
+@pytest.mark.parametrize("use", [get_one, close_a_pool, take_a_token_of_it])
+def test_other_use_of_its_connection_makes_no_lost_answer(
+    use: Callable[[Reader], None], reader: Reader
+) -> None:
+    ask(reader)
+    use(reader)
+    comes_back(reader)
+
+
 def test_a_claim_that_the_server_refuses_is_sent_again(reader: Reader, own_server: Server) -> None:
-    lose_scripts(reader, own_server)
+    lose_scripts(own_server)
     ask(reader)
     assert sorted(take_all(reader)) == [*"abcdefgh"]
 

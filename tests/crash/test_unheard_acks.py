@@ -15,6 +15,7 @@ from kombu_delayed.consumer import unacked as unacked_module
 from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
+from tests.crash.harms import close_connections, lose_scripts, restart
 from tests.kit.servers import Server
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
@@ -22,21 +23,6 @@ from tests.kit.wait import wait_until
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
 
 NOW_MS = 1_000_000
-
-
-def flush_scripts(server: Server) -> None:
-    with server.client() as client:
-        client.script_flush()
-
-
-def close_connections(server: Server) -> None:
-    with server.client() as client:
-        client.client_kill_filter(_type="normal", skipme=True)
-
-
-def restart(server: Server) -> None:
-    server.kill()
-    server.start()
 
 
 def reader_of(client: redis.Redis) -> Reader:
@@ -71,7 +57,7 @@ def come_back(reader: Reader, done: Callable[[], bool]) -> None:
     wait_until(turn, "the ack has come")
 
 
-@pytest.mark.parametrize("harm", [flush_scripts, close_connections, restart])
+@pytest.mark.parametrize("harm", [lose_scripts, close_connections, restart])
 @pytest.mark.parametrize("idle_seconds", [0, 60])
 def test_it_is_sent_again_though_nothing_else_is_said(
     harm: Callable[[Server], None],
@@ -178,7 +164,7 @@ def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:
         consumer.store.publish("q", [entry("e")])
         consumer.sources["q"].ready = True
         consumer.step()
-        flush_scripts(own_server)
+        lose_scripts(own_server)
         reader.qos.ack(reader.take())
         consumer.step()
         assert held(own_server, reader) == "bcde"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from http.client import HTTPResponse
 from itertools import count
 from pathlib import Path
@@ -29,15 +27,6 @@ from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.wait import wait_until
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
-
-
-@contextmanager
-def paused(server: Server) -> Iterator[None]:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
 
 
 def connect(api: httpx.Client) -> socket.socket:
@@ -93,7 +82,7 @@ def test_more_than_fits(serve: Serve, server: Server) -> None:
     api = serve(rows_waiting=2, threads=1, waiting=1, answer_seconds=20)
     api.post("/v1/tasks", json=MAIL)
     with ThreadPoolExecutor(4) as threads:
-        with paused(server):
+        with server.standing_still():
             sent = [threads.submit(api.post, "/v1/tasks", json=MAIL) for _ in range(4)]
             wait_until(lambda: sum(each.done() for each in sent) == 2, "some are refused")
             for each in filter(Future.done, sent):
@@ -105,7 +94,7 @@ def test_more_than_fits(serve: Serve, server: Server) -> None:
 def test_a_broker_that_does_not_answer(serve: Serve, server: Server) -> None:
     api = serve(answer_seconds=0.3)
     api.post("/v1/tasks", json=MAIL)
-    with paused(server):
+    with server.standing_still():
         for answer in (api.post("/v1/tasks", json=MAIL), api.get("/v1/tasks/a")):
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) > 0

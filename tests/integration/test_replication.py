@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -68,15 +66,6 @@ def connect(pair: tuple[Server, Server], replica: Server) -> Iterator[Connect]:
         yield open_connection
 
 
-@contextmanager
-def standing_still(server: Server) -> Iterator[None]:
-    os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server.pid, signal.SIGCONT)
-
-
 def waiting(client: redis.Redis, timeout_ms: int = 50) -> Store:
     return Store(client, replicas=Replicas(1, timeout_ms))
 
@@ -93,7 +82,7 @@ def test_who_waits_is_told(
     send: Callable[[Store], Any], client: redis.Redis, replica: Server
 ) -> None:
     store = waiting(client)
-    with standing_still(replica):
+    with replica.standing_still():
         with pytest.raises(NotReplicated) as caught:
             send(store)
         assert str(caught.value) == REFUSAL
@@ -108,7 +97,7 @@ def test_a_delayed_message_that_is_sent_again_is_kept_once(
     verb: str, client: redis.Redis, replica: Server
 ) -> None:
     """Who sends it again, over another connection, waits for what was stored before."""
-    with standing_still(replica):
+    with replica.standing_still():
         for _ in range(2):
             with pytest.raises(NotReplicated):
                 SENDING[verb](waiting(client))
@@ -122,7 +111,7 @@ def test_what_follows_from_a_question_comes_when_its_end_is_replicated(
     """Else a failover would forget that it has ended, and it could end in another way."""
     ask(Correlation(Store(client), "q"), "a")
     settle = ("n", "a", "timed_out", KEPT_MS)
-    with standing_still(replica), pytest.raises(NotReplicated):
+    with replica.standing_still(), pytest.raises(NotReplicated):
         Correlation(waiting(client), "q").settle(*settle)
     assert Correlation(waiting(client, 30_000), "q").settle(*settle)
 
@@ -138,7 +127,7 @@ def test_a_script_that_the_server_does_not_know(client: redis.Redis) -> None:
 
 def test_answers_stay_in_step(client: redis.Redis, replica: Server) -> None:
     store = waiting(client)
-    with standing_still(replica), pytest.raises(NotReplicated):
+    with replica.standing_still(), pytest.raises(NotReplicated):
         store.publish("q", [entry("a")])
     client.set("{r}:wake", "no sorted set")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
@@ -149,7 +138,7 @@ def test_answers_stay_in_step(client: redis.Redis, replica: Server) -> None:
 def test_the_transport_option(connect: Connect, replica: Server) -> None:
     producer = connect(**WAITING).Producer(exchange=MAIL.exchange, routing_key="mail")
     producer.publish("x", declare=[MAIL])
-    with standing_still(replica):
+    with replica.standing_still():
         for headers in ({}, {"x-delay": 60_000}):
             with pytest.raises(NotReplicated) as caught:
                 producer.publish("x", headers=headers, retry=True)
@@ -167,7 +156,7 @@ def test_a_batch(connect: Connect, replica: Server) -> None:
     with producer.batch(max_size=2):
         for n in range(5):
             producer.publish(n)
-    with standing_still(replica), pytest.raises(BatchPublishError) as caught, producer.batch():
+    with replica.standing_still(), pytest.raises(BatchPublishError) as caught, producer.batch():
         producer.publish("x")
     assert str(caught.value.__cause__) == REFUSAL
     assert producer.channel.store.size("mail").ready == 6

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -139,6 +141,15 @@ class Server:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """It answers nothing, and closes no connection."""
+        os.kill(self.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self.pid, signal.SIGCONT)
 
     def restart(self) -> None:
         """Stop if running, then start again on the same address and data."""

@@ -1,0 +1,21 @@
+"""What may happen to the connections of a consumer, or to its server."""
+
+from __future__ import annotations
+
+from tests.kit.servers import Server
+
+
+def lose_scripts(server: Server) -> None:
+    with server.client() as client:
+        client.script_flush()
+
+
+def close_connections(server: Server) -> None:
+    with server.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+
+
+def restart(server: Server) -> None:
+    """As after a crash."""
+    server.kill()
+    server.start()
