@@ -125,6 +125,8 @@ class Reader:
 
     def read(self) -> None:
         """Claim and take all there is."""
+        for source in self.consumer.sources.values():
+            source.ready = True
         self.consumer.step()
         self.land()
         self.take_in()

@@ -196,7 +196,8 @@ def life(store: Store, polls: bool = False) -> None:
         reader.qos.reject(reader.take())
         reader.read()
         reader.qos.ack(reader.take())
-        reader.read()
+        reader.qos.reject(reader.take(), requeue=True)
+        reader.read()  # the server is known to have all scripts: this claim is not waited for
         reader.consumer.close()
     finally:
         reader.consumer.lease.end()

@@ -45,8 +45,6 @@ class Claims:
         self.unsure: dict[str, int] = {}
         #: One at the most, of a queue that is unsure. Whoever takes it out deals with it.
         self.pending: deque[Pending] = deque()
-        #: The last pending claim was lost: the next one waits, and gives the server its script.
-        self._was_lost = False
         self.gates = Gatekeeper(session, session.store, session.qos.slots)
         self._session = session
         self._store = session.store
@@ -153,7 +151,7 @@ class Claims:
         if room and self.agenda.ready and (wanted := self.agenda.wanted(cycle, turns)):
             if sum(map(len, wanted)) > FEW_QUEUES:
                 self._claim_together(wanted, room, now)
-            elif self.room.is_used and not (kept or self._was_lost) and may_go_on(session, wanted):
+            elif self.room.is_used and not kept and may_go_on(session, wanted):
                 self._begin(shares(wanted, room, cycle), None, now)
             else:
                 share_out(shares(wanted, room, cycle), partial(self._claim, now=now))
@@ -184,7 +182,6 @@ class Claims:
             self.pending.pop()
         except IndexError:  # the keeper's thread has taken it
             return True
-        self._was_lost = not pending.is_answered
         if pending.is_answered:
             answer = self._heard(pending.request, pending.delivered)
             count = self._take_in(pending.source, pending.request, answer, pending.sent_at)
@@ -236,7 +233,6 @@ class Claims:
         except SlotMoves:
             self._ask_later(source, now)
             return 0
-        self._was_lost = False
         return self._take_in(source, request, answer, now)
 
     def _ask_later(self, source: Source, now: float) -> None:

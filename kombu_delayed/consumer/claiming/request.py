@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter
 from typing import Any, NamedTuple
 
-from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.store import Store, delivered
 
@@ -66,16 +64,10 @@ class Pending:
 
     def send(self, store: Store) -> None:
         """Send it. Raises redis-py's connection errors."""
-        move, given = store.deliver_call(**self.request.given)
-        began = perf_counter()
+        store.post(*store.deliver_call(**self.request.given), self._lose, self._answered)
 
-        def answered(answer: Any) -> None:
-            self.answer, self.has_ended = answer, True
-            if (told := instrumentation.current) is not None:
-                told.script_took(move.name, perf_counter() - began)
-
-        command = ("EVALSHA", move.sha, *move.pack(given))
-        store.run.post(*command, on_error=self._lose, on_answer=answered)
+    def _answered(self, answer: Any) -> None:
+        self.answer, self.has_ended = answer, True
 
     def _lose(self) -> None:
         self.has_ended = True

@@ -308,21 +308,36 @@ class Caller:
         """As `together`. Raises the first error."""
         return without_errors(self.together([*calls]))
 
-    def post(self, move: Script, given: dict[str, Any], on_error: Callable[[], None]) -> None:
-        """Send a script and do not wait for its answer, over connections that are known to work."""
+    def post(
+        self,
+        move: Script,
+        given: dict[str, Any],
+        on_error: Callable[[], None],
+        on_answer: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Send a script and do not wait for its answer, over connections that are known to work.
+
+        Over others it waits. `on_error` and `on_answer` are called as by `ServerConnection.post`.
+        """
         command = ("EVALSHA", move.sha, *move.pack(given))
         connection = self.run.to(command)
         known = connection, move.name
         if self._posted_over.get(known) != (generation := connection.generation):
-            move(self.run, **given)
+            answer = move(self.run, **given)
             self._posted_over[known] = generation
+            if on_answer is not None:
+                on_answer(answer)
             return
 
         def failed() -> None:
             self._posted_over.pop(known, None)
             on_error()
 
-        connection.post(*command, on_error=failed)
+        if on_answer is None:
+            connection.post(*command, on_error=failed)
+        else:
+            timed = instrumentation.timed(move.name, on_answer)
+            connection.post(*command, on_error=failed, on_answer=timed)
 
     def scheduled(self, queue: str, answer: bytes) -> Scheduled:
         """What the script that schedules has answered."""

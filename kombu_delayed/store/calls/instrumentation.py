@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 from ...connection.native import get_logger
@@ -49,6 +50,19 @@ current: Meter | None = None
 
 #: Called with the store, the queue and the ids of dead letters that this process has made.
 burial_listeners: list[Callable[[Any, str, list[str]], None]] = []
+
+
+def timed(name: str, on_answer: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What takes the answer of a script that is sent now; the meter is told how long it took."""
+    if (told := current) is None:
+        return on_answer
+    began = perf_counter()
+
+    def answered(answer: Any) -> None:
+        told.script_took(name, perf_counter() - began)
+        on_answer(answer)
+
+    return answered
 
 
 def tell_of_burials(store: Any, queue: str, ids: list[str]) -> None:
