@@ -198,7 +198,7 @@ def reshard(rig: Rig) -> Figures:
     rounds=1,
 )
 def reshard_compressed(rig: Rig) -> Figures:
-    """What a fork costs goes with the memory that is in use."""
+    """A server that has moved its slots forks with less memory, and deletes as many messages."""
 
     def fill_up(delayed: Delayed, count: int) -> None:
         delayed.app.conf.broker_transport_options = {"delayed_compression": "zstd"}

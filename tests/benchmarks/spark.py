@@ -104,8 +104,8 @@ def write_rate(spark: Any, url: str, first: int, last: int, budget_ms: int = 0) 
     from celery_ext.spark import schedule
 
     began = perf_counter()
-    rows, options = reminders(spark, first, last), {"latency_budget_ms": budget_ms}
-    report = schedule(rows, broker=url, job_id="benchmark", **options)
+    rows = reminders(spark, first, last)
+    report = schedule(rows, broker=url, job_id="benchmark", latency_budget_ms=budget_ms)
     seconds = perf_counter() - began
     if report.accepted + report.already != last - first:
         raise RuntimeError(f"of {last - first} rows Spark has scheduled {report}")

@@ -8,10 +8,9 @@
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
 -- include: clock waiting ready buckets backlog events moved expiry reschedule past_ledgers ledger
 -- returns as text how many were moved, for each id; O(log n) a message
-local counts, total, ids = {}, 0, {}
+local counts, total = {}, 0
 together = {}
-for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end
-begin_ledger(ids)
+begin_ledger(entries, 3)
 for i = 1, #entries, 3 do
   local id, count = entries[i], 0
   if claim_in_ledger(id) then

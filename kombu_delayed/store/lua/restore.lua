@@ -16,9 +16,7 @@ local counts = {0, 0}
 local has_ledger = ledger_seconds > 0
 if has_ledger then
   together = {}
-  local members = {}
-  for i = 1, #entries, 2 do members[#members + 1] = entries[i] end
-  begin_ledger(members)
+  begin_ledger(entries, 2)
 end
 
 local function without_eta(record)

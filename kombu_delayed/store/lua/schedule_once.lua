@@ -14,20 +14,14 @@ if dictionary ~= '' then
   -- include: dictionary
   if not takes_compressed() then return 'plain' end
 end
-local ids = {}
 is_job, together = true, {}
-for i = 1, #entries, 3 do ids[#ids + 1] = entries[i] end
-begin_ledger(ids)
-local known = {}
-for _, id in ipairs(ids) do known[id] = done_with(id) end
+begin_ledger(entries, 3)
 for i = 1, #entries, 3 do
   local id = entries[i]
-  if known[id] then
+  if not claim_in_ledger(id) then
     counts[3] = counts[3] + 1
-  else
-    known[id] = schedule(id, entries[i + 1], entries[i + 2]) and 1 or 0
-    claim_in_ledger(id)
-    if known[id] == 0 then note_in_ledger(id, 0) end
+  elseif not schedule(id, entries[i + 1], entries[i + 2]) then
+    note_in_ledger(id, 0)
   end
 end
 redis.call('HINCRBY', job, run, counts[1] + counts[2])

@@ -6,7 +6,7 @@
 --   count: over how many the queue is spread now
 -- include: clock past_ledgers ledger
 -- returns the number; O(log n)
-begin_ledger({})
+begin_ledger({}, 1)
 redis.call('HSETNX', job, '\31shards', count)
 keep_ledger()
 return tonumber(redis.call('HGET', job, '\31shards'))

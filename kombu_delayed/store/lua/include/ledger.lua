@@ -39,18 +39,15 @@ local function find_slices(ids)
   begin(found)
 end
 
--- Before it is read, with the ids that the call is about. A full server refuses the first write, before anything is done.
-local function begin_ledger(ids)
+-- Before it is read; each entry begins with an id. A full server refuses the first write, before anything is done.
+local function begin_ledger(entries, length)
   begin({job})
-  is_sliced = redis.call('HLEN', job) >= 512
-  if #ids == 0 then return end
-  if is_sliced then find_slices(ids) end
+  is_sliced = #entries > 0 and redis.call('HLEN', job) >= 512
+  if not is_sliced then return end
+  local ids = {}
+  for i = 1, #entries, length do ids[#ids + 1] = entries[i] end
+  find_slices(ids)
   for i, value in ipairs(redis.call('HMGET', job, unpack(ids))) do in_job[ids[i]] = value end
-end
-
--- What the job has done with an id, where it has dealt with it before.
-local function done_with(id)
-  return in_job[id] or is_sliced and redis.call('HGET', slice_of[id], id)
 end
 
 -- Returns whether the job has not dealt with the id before.
