@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from ctypes.util import find_library
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -146,6 +147,17 @@ def watched(
     return {"seconds": seconds, **{name: 1000 * value for name, value in waits.items()}}
 
 
+def jemalloc() -> dict[str, str]:
+    """The environment of a server that has jemalloc, as servers for production have.
+
+    The bundled one deletes all keys of a slot in a tenth of the time then.
+    """
+    library = find_library("jemalloc")
+    if library is None:
+        raise RuntimeError("jemalloc is not installed: apt-get install libjemalloc2")
+    return {"LD_PRELOAD": library}
+
+
 def moved(rig: Rig, cluster: Cluster, move: Move) -> Figures:
     """Move the queue from its node to the next one."""
     url = f"delayed+{cluster.url}"
@@ -159,7 +171,7 @@ def moved(rig: Rig, cluster: Cluster, move: Move) -> Figures:
 def _line(name: str, what: str, form: str = "delayed") -> Line:
     return Line(
         f"the longest that a client of any node waits while a queue with {{count:,.0f}} {form} "
-        f"messages moves to another node, {what}",
+        f"messages moves to another node, {what}; servers with jemalloc",
         f"{{{name}_stall:.0f}} ms",
         f"≤ {MOST_MS} ms",
         reached=lambda f: f[f"{name}_stall"] <= MOST_MS,
@@ -209,7 +221,8 @@ def reshard_compressed(rig: Rig) -> Figures:
 
 def resharded(rig: Rig, fill_up: Callable[[Delayed, int], None], moves: dict[str, Move]) -> Figures:
     count = rig.scaled(5_000_000, 20_000)
-    with start_cluster("valkey", rig.directory / "cluster", NODES, 0, append_only=False) as cluster:
+    options: dict[str, Any] = {"append_only": False, "environment": jemalloc()}
+    with start_cluster("valkey", rig.directory / "cluster", NODES, 0, **options) as cluster:
         with create_app(f"delayed+{cluster.url}") as app, closing(Delayed(app)) as delayed:
             fill_up(delayed, count)
         found = {name: moved(rig, cluster, move) for name, move in moves.items()}
