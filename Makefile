@@ -3,8 +3,9 @@
 # make test     what a change is most likely to break, in minutes
 #                                                   (PYTEST_ARGS="-k lease -x", TEST_PROCESSES=0 for one)
 # make thorough what takes more time than that, and is not `slow`
+# make servers  the scripts of the store on Redis 6.2, and on the machine's own server
 # make long     the tests that take minutes each
-# make test-all all three
+# make test-all all four
 # make check    ruff, mypy, import contracts, generated reference pages, plain English, the site
 # make bench    all benchmarks; their rows for docs/benchmarks.md are in .venv/benchmarks.md
 #                                                   (BENCH_ARGS="publish --quick")
@@ -31,7 +32,7 @@ REPORT := .venv/test-report.xml
 
 .DEFAULT_GOAL := quick
 .NOTPARALLEL:
-.PHONY: demo quick test thorough long test-all check bench chaos breakages matrix compat release docs clean
+.PHONY: demo quick test thorough servers long test-all check bench chaos breakages matrix compat release docs clean
 
 demo: .venv/.stamp-demo
 	$(BIN)/python examples/demo.py
@@ -56,10 +57,15 @@ thorough: .venv/.stamp-test
 	$(PYTEST) -m "thorough and not slow" $(PYTEST_ARGS)
 	@$(SOME_RAN)
 
+servers: .venv/.stamp-test
+	KOMBU_DELAYED_TEST_SERVERS=redis62,redis $(PYTEST) -m "not slow" \
+		tests/lua tests/properties $(PYTEST_ARGS)
+	@$(SOME_RAN)
+
 long: .venv/.stamp-test
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
-test-all: test thorough long
+test-all: test thorough servers long
 
 check: .venv/.stamp-dev docs
 	$(BIN)/ruff check .

@@ -70,7 +70,7 @@ def tell(client: redis.Redis, kind: str, ago_seconds: float, late_ms: int | None
     at_ms = int((NOW - ago_seconds) * 1000)
     due_ms = None if late_ms is None else at_ms - late_ms
     facts = [kind, "id", "work", "", due_ms, "w@h:1:a", 0]
-    client.xadd("{q}:events", {"v": 2, "event": json.dumps(facts)}, id=f"{at_ms}-*")
+    client.xadd("{q}:events", {"v": 2, "event": json.dumps(facts)}, id=str(at_ms))
 
 
 #: The middle of a part of a minute.
