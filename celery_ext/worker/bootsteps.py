@@ -18,7 +18,7 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
-from .shutdown.draining import Draining, await_threads
+from .shutdown.draining import Draining, await_pool
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
 REQUEST, POOLED_REQUEST = (
@@ -181,12 +181,8 @@ class GiveBack(bootsteps.StartStopStep):
         so would one that has a lock which the pool's need.
         """
         self._must_wait, self._handles_signal = self._handles_signal, False
-        if self._must_wait:
-            return
-        if self._parent.hub is None:
-            type(self._parent.pool).on_stop(self._parent.pool)
-        else:
-            await_threads(self._parent)
+        if not self._must_wait:
+            await_pool(self._parent)
 
     def _wait_for_soft_shutdown(self) -> None:
         with suppress(Exception):  # Celery must go on, and the signal follows, with another try

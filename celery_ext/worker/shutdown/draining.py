@@ -67,13 +67,16 @@ class Draining:
             self._task_pool._pool = None
 
     def _turn(self) -> None:
-        waking = [(each.sentinel, EVENT_READ, int) for each in self._pool._pool]
+        # Of one that has ended, what tells of its end may be closed, and its number another file's.
+        running = [each for each in self._pool._pool if each.exitcode is None]
+        waking = [(each.sentinel, EVENT_READ, int) for each in running]
         speaking = [
             (each.inqW_fd, EVENT_WRITE, partial(self._speak, each))
-            for each in self._pool._pool
+            for each in running
             if each not in self._told
         ]
-        self._hear(TURN_SECONDS, *waking, *speaking)
+        some_ended = len(running) < len(self._pool._pool)
+        self._hear(0 if some_ended else TURN_SECONDS, *waking, *speaking)
         with suppress(WorkersJoined):
             self._pool._join_exited_workers(shutdown=True)
         self._pool.check_timeouts()
@@ -113,8 +116,11 @@ class Draining:
         give_back(request for request in requests if request is not None)
 
 
-def await_threads(consumer: Any) -> None:
-    """Stop a pool of threads, and ack each task when it ends, not when the last one has ended."""
+def await_pool(consumer: Any) -> None:
+    """Stop a pool of threads or greenlets, and ack each task when it ends, not with the last one.
+
+    Celery before 5.6 would ack those of greenlets when all have ended.
+    """
     stopping = Thread(target=type(consumer.pool).on_stop, args=(consumer.pool,), daemon=True)
     stopping.start()
     while stopping.is_alive():
@@ -125,7 +131,9 @@ def await_threads(consumer: Any) -> None:
 def tell_acks(consumer: Any) -> None:
     """Do what the event loop would do for messages of tasks that have begun or ended."""
     hub = consumer.hub
-    for callback in hub._pop_ready():
+    if hub is None:
+        consumer.perform_pending_operations()
+    for callback in hub._pop_ready() if hub else ():
         if isinstance(getattr(getattr(callback, "fun", None), "__self__", None), Message):
             try:
                 callback()
