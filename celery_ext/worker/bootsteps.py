@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import bootsteps
 from celery.signals import task_received, worker_shutting_down
+from kombu.message import Message
 
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.transport.transport import Transport
@@ -18,7 +19,7 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
-from .shutdown.draining import Draining, await_pool
+from .shutdown.draining import Draining, await_threads
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
 REQUEST, POOLED_REQUEST = (
@@ -155,6 +156,8 @@ class GiveBack(bootsteps.StartStopStep):
         vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
         if not parent.pool.signal_safe:
             vars(parent.pool)["on_stop"] = self._await_pool
+        if parent.hub is None and not hasattr(parent, "call_soon_ack"):
+            vars(parent)["call_soon"] = partial(_call_soon, parent)
         Draining.install(parent)
 
     def stop(self, parent: Any) -> None:
@@ -181,8 +184,12 @@ class GiveBack(bootsteps.StartStopStep):
         so would one that has a lock which the pool's need.
         """
         self._must_wait, self._handles_signal = self._handles_signal, False
-        if not self._must_wait:
-            await_pool(self._parent)
+        if self._must_wait:
+            return
+        if self._parent.hub is None:
+            type(self._parent.pool).on_stop(self._parent.pool)
+        else:
+            await_threads(self._parent)
 
     def _wait_for_soft_shutdown(self) -> None:
         with suppress(Exception):  # Celery must go on, and the signal follows, with another try
@@ -202,3 +209,14 @@ class GiveBack(bootsteps.StartStopStep):
             retire()
         except Exception:  # another signal's: Celery cannot cancel what a thread runs, and raises
             retire()
+
+
+def _call_soon(consumer: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
+    """Ack a task at once, as newer versions of Celery do.
+
+    Others do so when their loop comes round. A full pool of greenlets holds that up, as does a warm
+    shutdown.
+    """
+    if isinstance(getattr(callback, "__self__", None), Message):
+        return callback(*args, **kwargs)
+    return type(consumer).call_soon(consumer, callback, *args, **kwargs)

@@ -33,8 +33,9 @@ def limited(
         client.execute_command("ACL", "LOG", "RESET")
     try:
         yield
-        denied = [entry for client in clients for entry in client.acl_log()]
-        assert [e for e in denied if not str(e["object"]).startswith(denied_to_it)] == []
+        denied = {str(entry["object"]) for client in clients for entry in client.acl_log()}
+        # To Redis 6.2 all of CLIENT is dangerous; redis-py, which tells its version, does without.
+        assert not {name for name in denied - {"client"} if not name.startswith(denied_to_it)}
     finally:
         for client in clients:
             client.execute_command("ACL", "DELUSER", user)

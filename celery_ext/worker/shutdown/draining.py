@@ -116,11 +116,8 @@ class Draining:
         give_back(request for request in requests if request is not None)
 
 
-def await_pool(consumer: Any) -> None:
-    """Stop a pool of threads or greenlets, and ack each task when it ends, not with the last one.
-
-    Celery before 5.6 would ack those of greenlets when all have ended.
-    """
+def await_threads(consumer: Any) -> None:
+    """Stop a pool of threads, and ack each task when it ends, not when the last one has ended."""
     stopping = Thread(target=type(consumer.pool).on_stop, args=(consumer.pool,), daemon=True)
     stopping.start()
     while stopping.is_alive():
@@ -131,9 +128,7 @@ def await_pool(consumer: Any) -> None:
 def tell_acks(consumer: Any) -> None:
     """Do what the event loop would do for messages of tasks that have begun or ended."""
     hub = consumer.hub
-    if hub is None:
-        consumer.perform_pending_operations()
-    for callback in hub._pop_ready() if hub else ():
+    for callback in hub._pop_ready():
         if isinstance(getattr(getattr(callback, "fun", None), "__self__", None), Message):
             try:
                 callback()
