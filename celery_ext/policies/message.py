@@ -102,6 +102,14 @@ class Message:
         """How long ago it was due; 0 if that is unknown."""
         return max(self.now_ms - self.due_ms, 0) if self.due_ms is not None else 0
 
+    @property
+    def overdue_ms(self) -> int:
+        """How late it is, as `late_ms`. A pause of its queue does not count: its end does."""
+        arrival = self._arrival
+        if not arrival.resumed_ms:
+            return self.late_ms
+        return min(self.late_ms, max(arrival.server_ms - arrival.resumed_ms, 0))
+
     def note_latest(self, key: str, due_ms: int) -> int:
         """Record a due time of a key. Returns the latest one recorded in thirty days."""
         return int(self._arrival.store.ask("latest", self.queue, key=key, due_ms=due_ms))

@@ -50,17 +50,17 @@ class Opener:
                 self._park(claimed, envelope, at_ms, no_ack)
                 return None
         headers, rules = envelope.payload["headers"], self._session.rules
+        resumed_ms = self._session.resumed_ms.get(queue, 0)
         if rules is None and HEADER in headers:
             rules = self._session.rules = rules_to_follow()
         if rules is not None:
             now_ms = math.ceil(self._clock.now_ms())
-            arrival = Arrival(queue, envelope, record, now_ms, self._store)
+            arrival = Arrival(queue, envelope, record, now_ms, self._store, resumed_ms=resumed_ms)
             if not rule(rules, arrival, self._session.lease.consumer, no_ack):
                 self._qos.slots.free(tag)
                 return None
         if not no_ack:
             self._qos.received(tag, queue, envelope.id)
-        resumed_ms = self._session.resumed_ms.get(queue, 0)
         if resumed_ms and isinstance(headers, WaitedHeaders):
             headers.resumed_ms = resumed_ms
         if (told := instrumentation.current) is not None:

@@ -165,6 +165,18 @@ def test_drop_older(open_app: OpenApp) -> None:
     assert events(app, "dropped") == {"old": "older than 10m"}
 
 
+@pytest.mark.parametrize(
+    "policy", [DropOlder("10m"), Timeout("1h"), Timeout("1h", max_age="1h")], ids=repr
+)
+def test_a_pause_of_the_queue_ends_no_task(policy: Policy, open_app: OpenApp) -> None:
+    app = open_app(policy)
+    app.delayed.pause("celery")
+    send_late(app, "late", 61)
+    assert take_all(app) == []
+    app.delayed.resume("celery")
+    assert take_all(app) == ["late"]
+
+
 def test_spread(open_app: OpenApp) -> None:
     app = open_app(Spread("1h", after="5m"))
     for n in range(50):

@@ -14,7 +14,10 @@ from ..policy import RUN, Policy, PolicyError, length_ms
 
 
 class DropOlder(Policy):
-    """Drops tasks that are later than this: `DropOlder("1h")`."""
+    """Drops tasks that are later than this: `DropOlder("1h")`.
+
+    After a pause of the queue it counts from the end of the pause.
+    """
 
     needs_first_due = True
 
@@ -25,7 +28,7 @@ class DropOlder(Policy):
         return f"DropOlder({exact_text(self.than_ms)!r})"
 
     def decide(self, message: Message) -> Decision:
-        if message.late_ms > self.than_ms:
+        if message.overdue_ms > self.than_ms:
             return Drop(f"older than {exact_text(self.than_ms)}")
         return RUN
 

@@ -23,7 +23,9 @@ class Timeout(Policy):
     retry strategy, with the whole time again. Without a strategy, a task that has not started
     becomes a dead letter. With `then="drop"` it is dropped, and no strategy is asked. All attempts
     together end `max_age` after the task was first due: a running attempt is ended then, and
-    nothing is retried later. Raises PolicyError for invalid values.
+    nothing is retried later. After a pause of the queue, both times count from the end of the
+    pause; `max_age` of a task that was retried before the pause does not. Raises PolicyError for
+    invalid values.
     """
 
     needs_first_due = True
@@ -55,7 +57,7 @@ class Timeout(Policy):
 
     def decide(self, message: Message) -> Decision:
         """Run with the remaining time as the limit, or do not run."""
-        end_ms, left_ms = self._end_ms(message), self.after_ms - message.late_ms
+        end_ms, left_ms = self._end_ms(message), self.after_ms - message.overdue_ms
         reason = f"not started within {exact_text(self.after_ms)} of its due time"
         if end_ms is not None and end_ms - message.now_ms < left_ms:
             left_ms = end_ms - message.now_ms
@@ -77,7 +79,7 @@ class Timeout(Policy):
         brought = message.headers.get(GIVE_UP_HEADER)
         if type(brought) is int:
             return brought
-        return message.now_ms - message.late_ms + self.max_age_ms
+        return message.now_ms - message.overdue_ms + self.max_age_ms
 
 
 def _limits(given: Any) -> list[float | None]:

@@ -81,6 +81,8 @@ class Arrival:
     store: Store
     #: How far the clock of policies is ahead of that.
     ahead_ms: int = field(default_factory=lambda: clock.ahead_ms)
+    #: Since when its queue goes on that was paused, in ms by the server's clock; 0: it was not.
+    resumed_ms: int = 0
 
     @property
     def now_ms(self) -> int:
