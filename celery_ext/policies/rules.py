@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from itertools import chain
 from time import monotonic
@@ -30,6 +31,9 @@ from .written import text_of, written
 
 logger = get_logger(__name__)
 
+#: So many names of limits that there are not a queue's consumer warns of.
+MOST_WARNINGS = 20
+
 #: Times that a due time is moved before the policies of a queue count as contradictory.
 PLAN_LIMIT = 100
 
@@ -45,6 +49,8 @@ class Rules:
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
         self._said: dict[str, tuple[str, float]] = {}
+        #: By queue: names in messages that no limit has, and of which was told.
+        self._warned: defaultdict[str, set[str]] = defaultdict(set)
 
     # What is declared in Redis goes before what this program declares.
 
@@ -204,10 +210,35 @@ class Rules:
         uses = [each for each in own if isinstance(each, LimitUse)]
         message = Message(arrival, self._apps.of(task), uses)
         ticket = Ticket(rank=message.info.step)
-        for owner, policies in (("", of_queue), (task, of_task)):
-            for policy in _gated(policies):
-                ticket = policy.stamp(ticket, message, owner)
+        places = [
+            (owner, policy)
+            for owner, policies in (("", of_queue), (task, of_task))
+            for policy in _gated(policies)
+        ]
+        for owner, policy in places:
+            ticket = policy.stamp(ticket, message, owner)
+        if uses:
+            self._warn_of_unknown(arrival.queue, uses, places)
         return ticket
+
+    def _warn_of_unknown(
+        self, queue: str, uses: list[LimitUse], places: list[tuple[str, Gated]]
+    ) -> None:
+        names = {getattr(policy, "name", None) for _, policy in places}
+        names |= {each.name for owner, policy in places for each in policy.declared(owner)}
+        warned = self._warned[queue]
+        for use in uses:
+            is_known = use.limit is None or use.limit in names | warned
+            if not is_known and len(warned) < MOST_WARNINGS:
+                warned.add(str(use.limit))
+                known = ", ".join(sorted(map(repr, names - {None}))) or "none"
+                logger.warning(
+                    "A task in queue %r has %s, which changes nothing: the limits of queue and "
+                    "task are %s",
+                    queue,
+                    use,
+                    known,
+                )
 
     def decided(self, arrival: Arrival, decision: Decision) -> None:
         """Tell the result backend of a task that was dropped or buried."""

@@ -168,6 +168,11 @@ def room(store: Store, queue: str, limits: Iterable[str]) -> tuple[int, dict[str
     return now_ms, found
 
 
+def now_ms(store: Store, queue: str) -> int:
+    """The time in ms by the clock of the queue's server, which what is declared goes by."""
+    return int(store.ask("room", queue, limits=[])[0])
+
+
 def turns(store: Store, queue: str, keys: Sequence[str]) -> dict[str, int]:
     """How many keys have their turns before each of these; those that have none are left out."""
     found: dict[str, int] = {}

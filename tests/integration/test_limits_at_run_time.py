@@ -61,6 +61,23 @@ def test_what_cannot_be_set(given: dict[str, Any], said: str, app: Celery) -> No
     assert not any(each.overridden for each in app.delayed.limits("celery"))
 
 
+def test_the_limit_of_a_task_in_each_queue_that_it_is_sent_to(open_app: OpenApp) -> None:
+    app = open_app()
+    delayed = app.delayed  # type: ignore[attr-defined]
+
+    @app.task(name="lim", shared=False, policies=[Limit(concurrency=1)])
+    def lim() -> None: ...
+
+    for queue in ("celery", "other"):
+        lim.apply_async(queue=queue)
+    found = delayed.set_limit("other", "lim/queue", concurrency=3)
+    assert (found.capacity, found.declared_capacity) == (3, 1)
+    assert [each.capacity for each in delayed.limits("other")] == [3]
+    assert [each.capacity for each in delayed.limits("celery")] == [1]
+    assert delayed.reset_limit("other", "lim/queue")
+    assert not any(each.overridden for each in delayed.limits("other"))
+
+
 def test_what_is_shown(app: Celery) -> None:
     found = app.delayed.set_limit("celery", "host", rate="5/s", burst=9, for_="2h", by="ann")
     assert (found.rate, found.burst, found.declared_rate) == ("5/s", 9, "100/m")

@@ -240,6 +240,27 @@ def test_what_it_takes_of_limits(open_app: OpenApp) -> None:
     assert slots == {"all:record": 2, "all:b": 2, "host:z": 1, "host:a": 3}
 
 
+@pytest.mark.parametrize("limit", ["provider", "global/provider"])
+def test_a_limit_by_either_of_its_names(limit: str, open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=2, scope="global", name="provider"))
+    for _ in range(2):
+        app.send_task("record", policies=[LimitUse(limit, weight=2)])
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        assert channel.basic_get("celery") is not None
+        assert channel.basic_get("celery") is None
+        channel.close()
+
+
+def test_a_limit_that_there_is_not(open_app: OpenApp, caplog: pytest.LogCaptureFixture) -> None:
+    app = open_app(Limit(concurrency=2, by="host"))
+    for _ in range(2):
+        app.send_task("record", headers={"host": "a"}, policies=[LimitUse("hots", weight=2)])
+    assert take(app) is not None
+    (told,) = [each.getMessage() for each in caplog.records if "hots" in each.getMessage()]
+    assert "changes nothing: the limits of queue and task are 'host'" in told
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_worker_that_declares_none_follows_its_strategy(bench: Bench, pool: str) -> None:
     app = bench.app

@@ -70,6 +70,15 @@ def test_a_task_by_its_name_until_a_time(
     assert {take(app).headers["id"] for _ in range(2)} == {"mail.send", "mail.read"}
 
 
+def test_its_end_is_told_by_the_clock_of_the_server(open_app: OpenApp) -> None:
+    delayed = open_app(Fair()).delayed
+    delayed.store.now = "+600000"
+    pause = delayed.pause("celery", tenant="ann", for_="3m")
+    assert delayed.pauses() == [pause]
+    delayed.store.now = "+800000"
+    assert delayed.pauses() == []
+
+
 def test_declaring_and_dropping_policies_ends_no_pause(open_app: OpenApp) -> None:
     app = open_app(Limit(concurrency=1))
     delayed = app.delayed

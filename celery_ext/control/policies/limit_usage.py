@@ -77,8 +77,20 @@ class Declarations:
         """The same with the numbers that hold now."""
         if not found:
             return self
-        own = (_overridden(each, found.get(plain(each.name))) for each in self.limits)
-        return replace(self, limits=tuple(own))
+
+        def now(some: tuple[Declared, ...]) -> tuple[Declared, ...]:
+            return tuple(_overridden(each, found.get(plain(each.name))) for each in some)
+
+        return replace(self, limits=now(self.limits), of_other_queues=now(self.of_other_queues))
+
+    def named(self, name: str) -> Declared | None:
+        """A limit by its name. One of a task holds in every queue that the task is sent to."""
+        return next((each for each in self.every if each.name == name), None)
+
+    @property
+    def every(self) -> tuple[Declared, ...]:
+        """With those of tasks that Celery sends elsewhere."""
+        return (*self.limits, *self.of_other_queues)
 
     @property
     def is_empty(self) -> bool:
@@ -93,7 +105,7 @@ class Declarations:
     @cached_property
     def of_tenants(self) -> list[Declared]:
         """Limits whose keys are tenants, also those of tasks that have another queue."""
-        return [each for each in (*self.limits, *self.of_other_queues) if each.is_of_tenants]
+        return [each for each in self.every if each.is_of_tenants]
 
     def tenant_of(self, lane: Lane) -> str:
         """Whose messages are in a lane; "": nobody knows."""

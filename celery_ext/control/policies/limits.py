@@ -124,11 +124,12 @@ def gate_usage(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> Ga
     """What is in use and waited for at the gate of a queue, for some tenants or for all."""
     declarations = Declarations.of(delayed, queue)
     shards = delayed.store.shards.all(queue)
-    if declarations.is_empty and not any(waiting_count(delayed.store, each) for each in shards):
-        return GateUsage(queue, declarations)
     found: dict[str, Override] = {}
-    for place in {place_of(each, queue) for each in declarations.limits}:
+    for place in {place_of(each, queue) for each in declarations.every}:
         found |= delayed.store.overrides.of(place)
+    is_empty = declarations.is_empty and not found
+    if is_empty and not any(waiting_count(delayed.store, each) for each in shards):
+        return GateUsage(queue, declarations)
     usage = GateUsage.read(delayed.store, queue, declarations.with_overrides(found), tenants)
     usage.overrides, usage.as_declared = found, declarations
     return usage
@@ -138,6 +139,7 @@ def limits(delayed: Queues, usage: GateUsage) -> list[LimitInfo]:
     """The limits of a queue by name: those that are declared for it, and all that are in use."""
     known = {each.known_as: each for each in usage.declarations.of_other_queues}
     shown = {each.known_as: each for each in usage.declarations.limits}
+    shown |= {name: each for name, each in known.items() if plain(each.name) in usage.overrides}
     shares = {name for each in (*shown.values(), *known.values()) for name in _share_names(each)}
     for name in usage.limits:
         if name not in shown and name not in shares:
@@ -158,8 +160,7 @@ def names_of(usage: GateUsage, name: str) -> list[str]:
 
 
 def _declared(usage: GateUsage, name: str) -> Declared:
-    of_all = (*usage.declarations.limits, *usage.declarations.of_other_queues)
-    return next((each for each in of_all if each.name == name), None) or _undeclared(name)
+    return usage.declarations.named(name) or _undeclared(name)
 
 
 def _undeclared(name: str) -> Declared:
@@ -207,8 +208,7 @@ def _limit(delayed: Queues, usage: GateUsage, each: Declared) -> LimitInfo:
 
 def _set(usage: GateUsage, each: Declared) -> dict[str, Any]:
     found = usage.overrides.get(plain(each.name))
-    own = usage.as_declared.limits if usage.as_declared else ()
-    declared = next((one for one in own if one.name == each.name), None)
+    declared = usage.as_declared.named(each.name) if usage.as_declared else None
     if found is None or declared is None or declared.kind != "limit":
         return {}
     return {

@@ -67,13 +67,12 @@ def reset_limit(queues: Queues, queue: str, name: str | None) -> bool:
 
 def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
     """The limit of that name, or the only one."""
-    found = {each.name: each for each in Declarations.of(queues, queue).limits}
-    found = {each: limit for each, limit in found.items() if limit.kind == "limit"}
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
-    if name is not None and name in found:
-        return found[name]
-    known = ", ".join(map(repr, found)) or "none"
+    declared = Declarations.of(queues, queue)
+    own = [each for each in declared.limits if each.kind == "limit"]
+    found = own[0] if name is None and len(own) == 1 else declared.named(name or "")
+    if found is not None and found.kind == "limit":
+        return found
+    known = ", ".join(repr(each.name) for each in own) or "none"
     asked = "name one of its limits" if name is None else f"there is no limit {name!r}"
     raise QueryError(f"{asked}: this app declares for queue {queue!r}: {known}")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from kombu_delayed.inspection.gate_usage import now_ms
 from kombu_delayed.store.policies.declared import PAUSED
 from kombu_delayed.store.policies.pauses import Pause
 
@@ -51,13 +52,13 @@ def pause(
         return whole.pause(queues, queue, why, by, length)
     span_ms = 0 if length is None else length_ms("for_", length)
     queues.check_queue(queue)
-    now_ms = int(time.time() * 1000)
+    from_ms = now_ms(queues.store, queue)
     told = {"by": (by or caller())[:TEXT_SIZE], "why": why[:TEXT_SIZE]}
     found = {
         **part._asdict(),
         **told,
-        "from_ms": now_ms,
-        "until_ms": now_ms + span_ms if span_ms else 0,
+        "from_ms": from_ms,
+        "until_ms": from_ms + span_ms if span_ms else 0,
     }
     _change(queues, queue, part, [found])
     tell_workers(queues, queue)
@@ -83,12 +84,11 @@ def resume(queues: Queues, queue: str, part: Part) -> bool:
 
 def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
     """The pauses of these queues and of parts of them that last."""
-    now_ms = time.time() * 1000
     return whole.pauses(queues, names) + [
         _shown(name, each)
         for name, found in zip(names, declared_of(queues, names), strict=True)
         for each in found.get("paused", ())
-        if not 0 < each["until_ms"] <= now_ms
+        if not each["until_ms"] or each["until_ms"] > now_ms(queues.store, name)
     ]
 
 

@@ -106,21 +106,21 @@ class Limit(Gated):
         name = self._known_as(owner)
         if self.is_global and any(use.limit == name for use in ticket.uses):
             return ticket  # both its queue and its task have it
-        cost = self._cost(message)
+        cost = self._cost(message, name)
         if cost == 0:  # it takes no room, and so waits for none
             return ticket
-        given = self._given_by(message, "key")
+        given = self._given_by(message, name, "key")
         key = key_of(self.by, message) if given is None else given
         return with_uses(ticket, Use(name, key, cost))
 
-    def _given_by(self, message: Message, what: str) -> Any:
+    def _given_by(self, message: Message, known_as: str, what: str) -> Any:
         """What the message says itself, of this limit or else of all; None: nothing."""
         found = {use.limit: getattr(use, what) for use in message.limit_uses}
-        named = found.get(self.name)
-        return found.get(None) if named is None else named
+        named = (found.get(name) for name in (self.name, known_as, None))
+        return next((each for each in named if each is not None), None)
 
-    def _cost(self, message: Message) -> int:
-        given: int | None = self._given_by(message, "weight")
+    def _cost(self, message: Message, known_as: str) -> int:
+        given: int | None = self._given_by(message, known_as, "weight")
         if given is not None:
             return given
         if self.critical is not None and value_of(self.critical, message):
