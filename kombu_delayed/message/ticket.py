@@ -100,6 +100,11 @@ class Gate:
         return any(each.slots and not each.is_global for each in self.limits)
 
     @cached_property
+    def has_rates(self) -> bool:
+        """Whether messages that are handed out may have taken tokens."""
+        return any(each.every_ms for each in self.limits)
+
+    @cached_property
     def global_limits(self) -> dict[str, str]:
         """Global limits by their names in slots, each as share.lua takes it."""
         found = (each for each in self.limits if each.is_global)

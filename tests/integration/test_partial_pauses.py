@@ -70,6 +70,18 @@ def test_a_task_by_its_name_until_a_time(
     assert {take(app).headers["id"] for _ in range(2)} == {"mail.send", "mail.read"}
 
 
+def test_it_takes_nothing_of_the_rate_of_others(open_app: OpenApp) -> None:
+    app = open_app(Limit(rate="1/h"))
+    app.delayed.policies.apply("celery")
+    app.delayed.pause("celery", tenant="ann")
+    for n in range(3):
+        app.send_task("record", task_id=f"ann{n}", headers={"tenant": "ann"})
+    for n in range(2):
+        app.send_task("record", task_id=f"bob{n}", headers={"tenant": "bob"})
+    assert take(app).headers["id"] == "bob0"
+    assert take(app) is None
+
+
 def test_its_end_is_told_by_the_clock_of_the_server(open_app: OpenApp) -> None:
     delayed = open_app(Fair()).delayed
     delayed.store.now = "+600000"

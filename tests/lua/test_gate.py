@@ -74,6 +74,34 @@ def test_how_long_the_first_has_waited(store: Store) -> None:
     assert (found.waiting, found.oldest_waiting_seconds) == (2, 2.5)
 
 
+def refund(store: Store, gate: Gate, due_ms: int) -> None:
+    store.ask("refund", "q", limits=gate.numbers, due_ms=due_ms, uses=["all:", 1])
+
+
+def test_the_token_of_what_does_not_run_is_for_the_next_one(store: Store) -> None:
+    gate = Gate("v", (LimitNumbers("all", 0, 60_000.0, 1),))
+    store.publish("q", [entry(id) for id in "abc"])
+    assert taken(store, gate=gate) == "a"
+    store.run("ZREM", store.keys("q").wake, "now")
+    refund(store, gate, 1000)
+    assert store.run("ZSCORE", store.keys("q").wake, "now") is not None
+    assert taken(store, gate=gate, tag=2) == "b"
+    for _ in range(2):  # twice gives back two, and there never are more than these
+        refund(store, gate, 1000)
+    assert taken(store, gate=gate, tag=3) == "c"
+
+
+def test_what_needed_no_token_gives_none_back(store: Store) -> None:
+    gate = Gate("v", (LimitNumbers("all", 0, 60_000.0, 1, after_ms=500),))
+    store.schedule("q", [entry(id, due="1100") for id in "ab"])
+    store.now = "2000"
+    assert taken(store, gate=gate) == "a"
+    refund(store, gate, 1800)
+    assert taken(store, gate=gate, tag=2) == ""
+    refund(store, gate, 1100)
+    assert taken(store, gate=gate, tag=2) == "b"
+
+
 def test_a_promise_for_the_next_token(store: Store) -> None:
     gate = Gate("v", (LimitNumbers("all", 0, 250.0, 2),))
     store.publish("q", [entry(id) for id in "abcd"])

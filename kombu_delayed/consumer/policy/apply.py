@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.errors import NotReplicated
-from kombu_delayed.message.ticket import Ticket
+from kombu_delayed.message.ticket import Ticket, slots_in
 from kombu_delayed.message.wait import Wait
 from kombu_delayed.store.store import Entry
 
@@ -42,14 +43,29 @@ def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
     wait = replace(envelope.wait, first_due_ms=arrival.first_due_ms, errors=errors)
     if isinstance(decision, Delay):
         _delay(arrival, decision, wait, consumer, no_ack)
+        _refund(rules, arrival)
         return False
     if isinstance(decision, Drop):
         record, tag = arrival.record if no_ack else b"", arrival.tag
         arrival.store.drop(arrival.queue, consumer, tag, decision.reason, record, decision.ends)
     else:
         _bury(arrival, decision, wait, consumer)
+    _refund(rules, arrival)
     rules.decided(arrival, decision)
     return False
+
+
+def _refund(rules: Rules, arrival: Arrival) -> None:
+    """Let others have the tokens that a message has taken at the gate, and does not need."""
+    gate, store = rules.gate(arrival.queue), arrival.store
+    if gate is None or not gate.has_rates or not (uses := slots_in(arrival.record)):
+        return
+    given = {
+        "limits": gate.numbers,
+        "due_ms": arrival.envelope.due_ms or arrival.server_ms,
+        "uses": [*chain.from_iterable(uses.items())],
+    }
+    store.post(*store.call("refund", arrival.queue, **given), on_error=lambda: None)
 
 
 def ticketed(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> Ticket | None:
