@@ -210,7 +210,7 @@ def reshard(rig: Rig) -> Figures:
     rounds=1,
 )
 def reshard_compressed(rig: Rig) -> Figures:
-    """A server that has moved its slots forks with less memory, and deletes as many messages."""
+    """The server has less memory to fork and to copy, and as many messages to delete."""
 
     def fill_up(delayed: Delayed, count: int) -> None:
         delayed.app.conf.broker_transport_options = {"delayed_compression": "zstd"}
@@ -221,8 +221,10 @@ def reshard_compressed(rig: Rig) -> Figures:
 
 def resharded(rig: Rig, fill_up: Callable[[Delayed, int], None], moves: dict[str, Move]) -> Figures:
     count = rig.scaled(5_000_000, 20_000)
-    options: dict[str, Any] = {"append_only": False, "environment": jemalloc()}
-    with start_cluster("valkey", rig.directory / "cluster", NODES, 0, **options) as cluster:
+    directory, environment = rig.directory / "cluster", jemalloc()
+    with start_cluster(
+        "valkey", directory, NODES, 0, append_only=False, environment=environment
+    ) as cluster:
         with create_app(f"delayed+{cluster.url}") as app, closing(Delayed(app)) as delayed:
             fill_up(delayed, count)
         found = {name: moved(rig, cluster, move) for name, move in moves.items()}

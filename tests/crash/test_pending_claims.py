@@ -11,7 +11,7 @@ from kombu_delayed.consumer.claiming import request as request_module
 from kombu_delayed.errors import LeaseLost
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
-from tests.crash.harms import close_connections, lose_scripts, restart
+from tests.kit.harms import close_connections, cut_power, lose_scripts
 from tests.kit.servers import Server
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
@@ -153,7 +153,7 @@ def comes_back(reader: Reader) -> None:
     assert holds(reader) == [*"abcdefgh"]
 
 
-@pytest.mark.parametrize("harm", [close_connections, restart])
+@pytest.mark.parametrize("harm", [close_connections, cut_power])
 def test_what_was_in_a_lost_answer_is_found(
     harm: Callable[[Server], None], reader: Reader, own_server: Server
 ) -> None:

@@ -15,7 +15,7 @@ from kombu_delayed.consumer import unacked as unacked_module
 from kombu_delayed.consumer.retrying import ACK_RETRY_SECONDS, LONGEST_RETRY_SECONDS
 from tests.crash.deaths import unacked
 from tests.crash.dying import Reader, dying_store
-from tests.crash.harms import close_connections, lose_scripts, restart
+from tests.kit.harms import close_connections, cut_power, lose_scripts
 from tests.kit.servers import Server
 from tests.kit.state import entry
 from tests.kit.wait import wait_until
@@ -57,7 +57,7 @@ def come_back(reader: Reader, done: Callable[[], bool]) -> None:
     wait_until(turn, "the ack has come")
 
 
-@pytest.mark.parametrize("harm", [lose_scripts, close_connections, restart])
+@pytest.mark.parametrize("harm", [lose_scripts, close_connections, cut_power])
 @pytest.mark.parametrize("idle_seconds", [0, 60])
 def test_it_is_sent_again_though_nothing_else_is_said(
     harm: Callable[[Server], None],

@@ -14,7 +14,7 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
-from tests.kit import mail
+from tests.kit import harms, mail
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.mail import MAIL, unacked
@@ -56,13 +56,11 @@ def restart(scene: Scene) -> None:
 
 
 def cut_power(scene: Scene) -> None:
-    scene.server.kill()
-    scene.server.start()
+    harms.cut_power(scene.server)
 
 
 def flush_scripts(scene: Scene) -> None:
-    with scene.server.client() as client:
-        client.script_flush()
+    harms.lose_scripts(scene.server)
 
 
 def kill_connections(scene: Scene) -> None:

@@ -15,7 +15,7 @@ def close_connections(server: Server) -> None:
         client.client_kill_filter(_type="normal", skipme=True)
 
 
-def restart(server: Server) -> None:
-    """As after a crash."""
+def cut_power(server: Server) -> None:
+    """And start it again."""
     server.kill()
     server.start()
