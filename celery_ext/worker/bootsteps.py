@@ -11,7 +11,6 @@ from typing import Any
 
 from celery import bootsteps
 from celery.signals import task_received, worker_shutting_down
-from kombu.message import Message
 
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.transport.transport import Transport
@@ -19,7 +18,7 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
-from .shutdown.draining import Draining, await_threads
+from .shutdown.draining import Draining, await_threads, is_of_message
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
 REQUEST, POOLED_REQUEST = (
@@ -217,6 +216,6 @@ def _call_soon(consumer: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
     Others do so when their loop comes round. A full pool of greenlets holds that up, as does a warm
     shutdown.
     """
-    if isinstance(getattr(callback, "__self__", None), Message):
+    if is_of_message(callback):
         return callback(*args, **kwargs)
     return type(consumer).call_soon(consumer, callback, *args, **kwargs)

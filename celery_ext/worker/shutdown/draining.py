@@ -67,7 +67,7 @@ class Draining:
             self._task_pool._pool = None
 
     def _turn(self) -> None:
-        # Of one that has ended, what tells of its end may be closed, and its number another file's.
+        # The sentinel of an ended process may be closed, and another file may have its number.
         running = [each for each in self._pool._pool if each.exitcode is None]
         waking = [(each.sentinel, EVENT_READ, int) for each in running]
         speaking = [
@@ -129,7 +129,7 @@ def tell_acks(consumer: Any) -> None:
     """Do what the event loop would do for messages of tasks that have begun or ended."""
     hub = consumer.hub
     for callback in hub._pop_ready():
-        if isinstance(getattr(getattr(callback, "fun", None), "__self__", None), Message):
+        if is_of_message(getattr(callback, "fun", None)):
             try:
                 callback()
             except Exception as error:  # the others are not to be lost for it
@@ -139,6 +139,11 @@ def tell_acks(consumer: Any) -> None:
     channel: Any = getattr(consumer.task_consumer, "channel", None)
     if hasattr(channel, "handed_out"):
         channel.flush()
+
+
+def is_of_message(function: Any) -> bool:
+    """Whether it is a method of a message, such as its ack."""
+    return isinstance(getattr(function, "__self__", None), Message)
 
 
 def _is_cold() -> bool:
