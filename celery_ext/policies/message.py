@@ -104,10 +104,8 @@ class Message:
 
     @property
     def overdue_ms(self) -> int:
-        """How late it is, as `late_ms`. A pause of its queue does not count: its end does."""
+        """As `late_ms`, but after a pause of its queue it counts from the end of the pause."""
         arrival = self._arrival
-        if not arrival.resumed_ms:
-            return self.late_ms
         return min(self.late_ms, max(arrival.server_ms - arrival.resumed_ms, 0))
 
     def note_latest(self, key: str, due_ms: int) -> int:

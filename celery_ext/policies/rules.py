@@ -31,7 +31,7 @@ from .written import text_of, written
 
 logger = get_logger(__name__)
 
-#: So many names of limits that there are not a queue's consumer warns of.
+#: A process warns of this number of unknown limits in each queue.
 MOST_WARNINGS = 20
 
 #: Times that a due time is moved before the policies of a queue count as contradictory.
@@ -49,7 +49,7 @@ class Rules:
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
         self._said: dict[str, tuple[str, float]] = {}
-        #: By queue: names in messages that no limit has, and of which was told.
+        #: By queue: names of unknown limits in messages, of which it has warned.
         self._warned: defaultdict[str, set[str]] = defaultdict(set)
 
     # What is declared in Redis goes before what this program declares.
@@ -210,11 +210,7 @@ class Rules:
         uses = [each for each in own if isinstance(each, LimitUse)]
         message = Message(arrival, self._apps.of(task), uses)
         ticket = Ticket(rank=message.info.step)
-        places = [
-            (owner, policy)
-            for owner, policies in (("", of_queue), (task, of_task))
-            for policy in _gated(policies)
-        ]
+        places = _all_gated({"": of_queue, **({task: of_task} if task else {})})
         for owner, policy in places:
             ticket = policy.stamp(ticket, message, owner)
         if uses:

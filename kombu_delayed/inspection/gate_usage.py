@@ -168,8 +168,8 @@ def room(store: Store, queue: str, limits: Iterable[str]) -> tuple[int, dict[str
     return now_ms, found
 
 
-def now_ms(store: Store, queue: str) -> int:
-    """The time in ms by the clock of the queue's server, which what is declared goes by."""
+def server_ms(store: Store, queue: str) -> int:
+    """The current time in ms by the clock of the queue's server."""
     return int(store.ask("room", queue, limits=[])[0])
 
 

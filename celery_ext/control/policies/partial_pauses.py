@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from kombu_delayed.inspection.gate_usage import now_ms
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.store.policies.declared import PAUSED
 from kombu_delayed.store.policies.pauses import Pause
 
@@ -52,7 +52,7 @@ def pause(
         return whole.pause(queues, queue, why, by, length)
     span_ms = 0 if length is None else length_ms("for_", length)
     queues.check_queue(queue)
-    from_ms = now_ms(queues.store, queue)
+    from_ms = server_ms(queues.store, queue)
     told = {"by": (by or caller())[:TEXT_SIZE], "why": why[:TEXT_SIZE]}
     found = {
         **part._asdict(),
@@ -87,9 +87,16 @@ def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
     return whole.pauses(queues, names) + [
         _shown(name, each)
         for name, found in zip(names, declared_of(queues, names), strict=True)
-        for each in found.get("paused", ())
-        if not each["until_ms"] or each["until_ms"] > now_ms(queues.store, name)
+        for each in _lasting(queues, name, found.get("paused", []))
     ]
+
+
+def _lasting(queues: Queues, queue: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the pauses of parts of a queue, those that have not ended."""
+    if not any(each["until_ms"] for each in parts):
+        return parts
+    now_ms = server_ms(queues.store, queue)
+    return [each for each in parts if not 0 < each["until_ms"] <= now_ms]
 
 
 def _let_go(queues: Queues, query: Query) -> int:

@@ -10,10 +10,9 @@ class LimitUse(Policy):
     """Changes how much of a limit one message takes: `LimitUse("host", weight=3)`.
 
     `limit` is the name of a `Limit` of its queue or its task, as it was declared or as
-    `app.delayed.limits` shows it; None: all of them. `key` and `weight`
-    replace the values that the `Limit` reads from the message: whose capacity it uses, and how
-    much. A `critical` message uses no capacity and does not wait. Raises PolicyError for invalid
-    values.
+    `app.delayed.limits` shows it; None: all of them. `key` and `weight` replace the values that the
+    `Limit` reads from the message: whose capacity it uses, and how much. A `critical` message uses
+    no capacity and does not wait. Raises PolicyError for invalid values.
     """
 
     is_of_message = True

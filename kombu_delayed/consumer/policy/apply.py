@@ -43,15 +43,14 @@ def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
     wait = replace(envelope.wait, first_due_ms=arrival.first_due_ms, errors=errors)
     if isinstance(decision, Delay):
         _delay(arrival, decision, wait, consumer, no_ack)
-        _refund(rules, arrival)
-        return False
-    if isinstance(decision, Drop):
+    elif isinstance(decision, Drop):
         record, tag = arrival.record if no_ack else b"", arrival.tag
         arrival.store.drop(arrival.queue, consumer, tag, decision.reason, record, decision.ends)
     else:
         _bury(arrival, decision, wait, consumer)
     _refund(rules, arrival)
-    rules.decided(arrival, decision)
+    if not isinstance(decision, Delay):
+        rules.decided(arrival, decision)
     return False
 
 

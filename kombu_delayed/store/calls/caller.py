@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ...connection.cluster.connection import Nodes, slot_of
 from ...connection.cluster.nodes import Node
-from ...connection.commands import Replicas, numbers
+from ...connection.commands import Replicas, ignore, numbers
 from ...connection.connection import ServerConnection
 from ...connection.format import Format
 from ...errors import UNREACHABLE, MessageError, NodeDown
@@ -313,7 +313,7 @@ class Caller:
         move: Script,
         given: dict[str, Any],
         on_error: Callable[[], None],
-        on_answer: Callable[[Any], None] | None = None,
+        on_answer: Callable[[Any], None] = ignore,
     ) -> None:
         """Send a script and do not wait for its answer, over connections that are known to work.
 
@@ -325,19 +325,16 @@ class Caller:
         if self._posted_over.get(known) != (generation := connection.generation):
             answer = move(self.run, **given)
             self._posted_over[known] = generation
-            if on_answer is not None:
-                on_answer(answer)
+            on_answer(answer)
             return
 
         def failed() -> None:
             self._posted_over.pop(known, None)
             on_error()
 
-        if on_answer is None:
-            connection.post(*command, on_error=failed)
-        else:
-            timed = instrumentation.timed(move.name, on_answer)
-            connection.post(*command, on_error=failed, on_answer=timed)
+        if on_answer is not ignore:
+            on_answer = instrumentation.timed(move.name, on_answer)
+        connection.post(*command, on_error=failed, on_answer=on_answer)
 
     def scheduled(self, queue: str, answer: bytes) -> Scheduled:
         """What the script that schedules has answered."""
