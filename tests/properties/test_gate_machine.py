@@ -6,6 +6,7 @@ moved while they wait. The model knows which slots each living consumer's tasks 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -322,3 +323,35 @@ def test_shares_are_fair_over_any_window(
                     for n, w in enumerate(weights)
                 ]
                 assert all(others), (weights, order, total)
+
+
+@pytest.mark.parametrize("are_keys_new", [True, False])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_nobody_is_overtaken(
+    are_keys_new: bool, client: redis.Redis, store: Store, data: st.DataObject
+) -> None:
+    """One limit, tasks of any weight, each of a key of its own or all of one: first come, first go."""
+    client.flushall()
+    gate = Gate("v1", (LimitNumbers("all", 4),))
+    order: list[int] = []
+    running: list[int] = []
+    costs = data.draw(st.lists(st.integers(1, 3), min_size=10, max_size=25))
+    to_come = list(enumerate(costs))
+    tag = 0
+    while len(order) < len(costs):
+        store.now = str(int(store.now or 1000) + 1)
+        for number, cost in to_come[: data.draw(st.integers(0, 3))]:
+            key = hashlib.md5(b"%d" % number).hexdigest() if are_keys_new else "k"
+            ticket = Ticket(key, uses=(Use("all", cost=cost),))
+            store.publish("q", [entry(str(number), ticket)])
+            del to_come[0]
+        answer = deliver(store, want=data.draw(st.integers(1, 3)), tag=tag + 1, gate=gate)
+        order += [int(id_of(record)) for record in answer.records]
+        running += range(tag + 1, tag + 1 + len(answer.records))
+        tag += len(answer.records)
+        ended = running[data.draw(st.integers(0, 1)) :: 2]
+        if ended:
+            free(store, *ended)
+        running = [each for each in running if each not in ended]
+    assert order == sorted(order)

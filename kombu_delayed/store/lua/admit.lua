@@ -19,7 +19,7 @@ for i = 1, #entries, 3 do
     tags[#tags + 1], seen[tag] = tag, true
   end
 end
-let_arrive()
+let_arrive_in_time()
 if #tags > 0 then
   redis.call('HDEL', unacked, unpack(tags))
   free(tags)

@@ -20,5 +20,5 @@ for i = 1, #lanes, 2 do
   if redis.call('EXISTS', line) == 0 then redis.call('ZREM', keys, key) end
   if redis.call('EXISTS', keys) == 0 then redis.call('ZREM', gate .. 'looks', limit) end
 end
-if #lanes == 0 then redis.call('DEL', gate .. 'turns', gate .. 'passed', gate .. 'now', gate .. 'looks') end
+if #lanes == 0 then redis.call('DEL', gate .. 'turns', gate .. 'passed', gate .. 'now', gate .. 'last', gate .. 'looks') end
 return #lanes / 2

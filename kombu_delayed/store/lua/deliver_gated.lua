@@ -80,7 +80,7 @@ local function bring_due()
       if members[i]:find('\31', 1, true) then forget_duplicate(members[i]) end
     end
   end
-  let_arrive()
+  let_arrive_in_time()
   return more
 end
 
@@ -109,21 +109,31 @@ local function bring_ready(most)
   return false
 end
 
--- Takes the first of a lane that has not been cancelled or moved since it came: the place of the one behind it, its
--- record, when it was due, and whether its ticket is of this version.
-local function next_of(lane)
-  local line = gate .. 'lane:' .. lane
-  while true do
+-- Takes one out of a lane, the first or, with `from_ms`, the first that was due from then on: its member, and the place
+-- of the one that is first after that.
+local function take_from(line, from_ms)
+  if not from_ms then
     local found = redis.call('ZRANGE', line, 0, 1, 'WITHSCORES')  -- ZPOPMIN and ZREM take longer where many are
-    local member = found[1]
-    if not member then return nil end
-    redis.call('ZREMRANGEBYRANK', line, 0, 0)
+    if found[1] then redis.call('ZREMRANGEBYRANK', line, 0, 0) end
+    return found[1], found[4]
+  end
+  local member = redis.call('ZRANGEBYSCORE', line, from_ms, '+inf', 'LIMIT', 0, 1)[1]
+  if member then redis.call('ZREM', line, member) end
+  return member, redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
+end
+
+-- Takes the first of a lane that has not been cancelled or moved since it came: the place of the one behind it, its
+-- record, when it was due, and whether its ticket is of this version. `from_ms`: as for `take_from`.
+local function next_of(lane, from_ms)
+  while true do
+    local member, head = take_from(gate .. 'lane:' .. lane, from_ms)
+    if not member then return head end
     local kept = bucket_get(messages, member)
     local its_version, _, _, its_lane = ticket_in(kept or '')
     if its_lane == lane and redis.call('ZREM', waiting, member) == 1 then
       forget_record(member)
       forget_arrival(member)
-      return found[4], promoted(kept), tonumber(kept:match('^.(%d+)')), its_version == version
+      return head, promoted(kept), tonumber(kept:match('^.(%d+)')), its_version == version
     end
   end
 end
@@ -140,9 +150,10 @@ local function forget_looks(uses)
   end
 end
 
--- The lane whose turn it is. `is_only`: its key has no other one in turn; `had`: what the key has had.
-local function serve(lane, parts, had, is_only)
-  local head, record, due_ms, is_current = next_of(lane)
+-- The lane whose turn it is. `is_only`: its key has no other one in turn; `had`: what the key has had; `from_ms`: as for
+-- `take_from`.
+local function serve(lane, parts, had, is_only, from_ms)
+  local head, record, due_ms, is_current = next_of(lane, from_ms)
   has_served = true
   if record and not is_current then
     hand_out(record, '')  -- its consumer gives it another ticket
@@ -167,16 +178,34 @@ local function serve(lane, parts, had, is_only)
   let_next(parts.uses)
 end
 
--- The limit for which a lane has to wait, and when to look again; nil where its first message can go.
-local function full_limit(lane, parts)
-  local due_ms = minds_lateness and redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
-  local full, look_ms
+-- The limit for which a message has to wait that was due then, when to look again, and whether it has room that others
+-- wait for, who come first; nil where it can go. `turn`: as for `is_for_others`.
+local function full_for(due_ms, parts, turn)
+  local full, look_ms, is_left
   for _, use in ipairs(parts.uses) do
-    local free, next_ms = has_room(use, tonumber(due_ms or 0))
+    local free, next_ms = has_room(use, due_ms)
+    local leaves = free and is_for_others(use, due_ms, parts.key, turn)
     -- Rather for a limit of this queue: for a global one others wait, too.
-    if not free and (not full or not limit_of[use.name].is_shared) then full, look_ms = use, next_ms end
+    if (not free or leaves) and (not full or not limit_of[use.name].is_shared) then
+      full, look_ms, is_left = use, next_ms or now_ms + LOOK_MS, leaves
+    end
   end
-  return full, look_ms
+  return full, look_ms, is_left
+end
+
+-- As `full_for`, for the lane's first message. Where that is late, and only those need what it lacks, for the first that
+-- is not: the last value is when that was due, if it can go.
+local function full_limit(lane, parts, turn)
+  local line, from_ms = gate .. 'lane:' .. lane, nil
+  local due_ms = tonumber(minds_lateness and redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2] or 0)
+  while true do
+    local full, look_ms, is_left = full_for(due_ms, parts, turn)
+    local after_ms = full and limit_of[full.name].after_ms or 0
+    if after_ms == 0 or now_ms - due_ms <= after_ms then return full, look_ms, is_left, from_ms end
+    from_ms = redis.call('ZRANGEBYSCORE', line, now_ms - after_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    if not from_ms then return full, look_ms, is_left end
+    due_ms = tonumber(from_ms)
+  end
 end
 
 -- The lane whose turn is next, its key with what that has had, the lane's order, and whether it has no other lane;
@@ -202,14 +231,14 @@ local function some_can_go_on(tries)
     local lane, had, order, is_only = first_lane()
     if not lane then return false end
     local parts = parts_of_lane(lane)
-    local full, look_ms = full_limit(lane, parts)
+    local full, look_ms, is_left = full_limit(lane, parts, {had = had, order = order})
     if not full then return true end
     if is_only and limit_of[full.name].is_shared and redis.call('ZCARD', gate .. 'turns') == 1 then
       lacks_slots, some_wait = lane, true
       redis.call('ZADD', gate .. 'looks', 'LT', look_ms, full.limit)
       return false
     end
-    block(lane, parts, full.limit, look_ms, had, order, is_only)
+    block(lane, parts, full.limit, look_ms, had, order, is_only, is_left)
     tries = tries - 1
   end
   return redis.call('EXISTS', gate .. 'turns') == 1
@@ -223,11 +252,11 @@ local function serve_all()
     local lane, had, order, is_only = first_lane()
     if not lane then return false end
     local parts = parts_of_lane(lane)
-    local full, look_ms = full_limit(lane, parts)
+    local full, look_ms, is_left, from_ms = full_limit(lane, parts, {had = had, order = order})
     if full then
-      block(lane, parts, full.limit, look_ms, had, order, is_only)
+      block(lane, parts, full.limit, look_ms, had, order, is_only, is_left)
     else
-      serve(lane, parts, had, is_only)
+      serve(lane, parts, had, is_only, from_ms)
     end
   end
   if has_shared then return some_can_go_on(tries) end
@@ -295,7 +324,7 @@ local function step()
     local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
     -- Many without a ticket, as after a change of policies, do not hold up those that have turns.
     more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
-    let_arrive()
+    let_arrive_in_time()
   end
   look(lease_ms > 0 and not lease_end_ms)  -- a new one may come with other limits
   for limit, count in pairs(allowed) do
@@ -304,7 +333,7 @@ local function step()
   local more = serve_all()
   if more_ready and #taken == 0 and want > 0 then
     more_ready = bring_ready(want)
-    let_arrive()
+    let_arrive_in_time()
     more = serve_all()
   end
   return more or more_ready or more_due
@@ -323,7 +352,7 @@ if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
 end
-if (has_served or #taken > 0) and redis.call('EXISTS', waiting) == 0 then redis.call('DEL', gate .. 'now', gate .. 'passed') end
+if (has_served or #taken > 0) and redis.call('EXISTS', waiting) == 0 then redis.call('DEL', gate .. 'now', gate .. 'last', gate .. 'passed') end
 
 if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end

@@ -46,8 +46,16 @@ local function order_of(parts, at)
   return parts.rank * 2 ^ 42 + at
 end
 
--- What the last key that had its turn had had before it. Who comes or returns begins there.
-local now_had
+-- What the last key that had its turn had had before it, and where the last one began that had had none. Who returns
+-- begins at the former, and who comes behind the latter.
+local now_had, last_came
+
+local function read_now()
+  if last_came then return end
+  local had, came = unpack(redis.call('MGET', gate .. 'now', gate .. 'last'))
+  now_had = now_had or tonumber(had or 0)
+  last_came = math.max(now_had, tonumber(came or 0))
+end
 
 -- The keys that this call has found or put among those that have turns.
 local in_turn = {}
@@ -69,23 +77,31 @@ local function in_parts(command, key, arguments)
   return answers
 end
 
--- Lets keys have turns that have none.
-local function begin_turns(keys)
+-- Lets keys have turns that have none. `stood`: what they had had when they began to wait for a limit.
+local function begin_turns(keys, stood)
   local new, turns, gone = {}, {}, {}
   for i, had in ipairs(in_parts('ZMSCORE', gate .. 'turns', keys)) do
     if not had then new[#new + 1] = keys[i] end
   end
-  if #new > 0 then now_had = now_had or tonumber(redis.call('GET', gate .. 'now') or 0) end
+  if #new == 0 then return end
+  read_now()
+  local came, behind = last_came, 2 ^ -20  -- so little that a million keys can come before others have two turns
   for i, had in ipairs(in_parts('ZMSCORE', gate .. 'passed', new)) do
-    turns[#turns + 1], turns[#turns + 2] = math.max(now_had, tonumber(had or 0)), new[i]
     if had then gone[#gone + 1] = new[i] end
+    had = math.max(tonumber(had or 0), stood or 0)
+    if not stood and had <= now_had then
+      last_came = math.max(last_came, now_had) + behind
+      had = last_came
+    end
+    turns[#turns + 1], turns[#turns + 2] = math.max(now_had, had), new[i]
   end
+  if last_came > came then redis.call('SET', gate .. 'last', string.format('%.17g', last_came)) end
   in_parts('ZADD', gate .. 'turns', turns)
   in_parts('ZREM', gate .. 'passed', gone)
 end
 
--- Lets lanes have turns whose first messages are where `heads` says.
-local function open_all(lanes, heads)
+-- Lets lanes have turns whose first messages are where `heads` says. `stood`: as for `begin_turns`.
+local function open_all(lanes, heads, stood)
   local entries, keys = {}, {}
   for _, lane in ipairs(lanes) do
     local parts = parts_of_lane(lane)
@@ -95,14 +111,14 @@ local function open_all(lanes, heads)
     in_turn[parts.key] = true
   end
   in_parts('HSET', gate .. 'lanes', entries)
-  begin_turns(keys)
+  begin_turns(keys, stood)
 end
 
--- Lets a lane have turns; returns whether it has a message.
-local function open(lane)
+-- Lets a lane have turns; returns whether it has a message. `stood`: as for `begin_turns`.
+local function open(lane, stood)
   local head = redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
   if head then
-    open_all({lane}, {[lane] = tonumber(head)})
+    open_all({lane}, {[lane] = tonumber(head)}, stood)
   else
     redis.call('HDEL', gate .. 'lanes', lane)
   end
@@ -124,63 +140,76 @@ local function blocked_line(limit, key)
   return gate .. 'blocked:' .. limit .. '|' .. key
 end
 
+-- Takes a lane out of those of its key that wait for a limit; `has_others`: so do other keys.
+local function leave_line(limit, key, lane, has_others)
+  local line = blocked_line(limit, key)
+  redis.call('ZREM', line, lane)
+  if redis.call('EXISTS', line) == 1 then return end
+  redis.call('ZREM', gate .. 'blocked:' .. limit, key)
+  if not has_others then redis.call('ZREM', gate .. 'looks', limit) end
+end
+
 -- Lets the lane whose turn is first wait for a limit no longer; returns whether there was one.
 local function unblock(limit)
   local blocked = gate .. 'blocked:' .. limit
   local tries = 0
   while true do
-    local key, _, other, other_had = unpack(redis.call('ZRANGE', blocked, 0, 1, 'WITHSCORES'))
+    local key, stood, other, other_had = unpack(redis.call('ZRANGE', blocked, 0, 1, 'WITHSCORES'))
     if not key then return false end
     tries = tries + 1
     local had = other and tries < 10 and had_by(key)
     if had and had > tonumber(other_had) then  -- it has had turns in other lanes meanwhile
       redis.call('ZADD', blocked, had, key)
     else
-      local line = blocked_line(limit, key)
-      local lane = redis.call('ZRANGE', line, 0, 0)[1]
-      if lane then redis.call('ZREM', line, lane) end
-      if redis.call('EXISTS', line) == 0 then
-        redis.call('ZREM', blocked, key)
-        if not other then redis.call('ZREM', gate .. 'looks', limit) end
-      end
-      if lane and open(lane) then return true end
+      local lane = redis.call('ZRANGE', blocked_line(limit, key), 0, 0)[1]
+      leave_line(limit, key, lane or '', other)
+      if lane and open(lane, tonumber(stood)) then return true end
     end
   end
 end
 
--- Lets a message wait that the backlog has the record of, under `member`: from `let_arrive` on, for all at once.
-local coming, coming_lanes, lines_of, lowest = {}, {}, {}, {}
-local admitted = 0
+-- Messages that come, by due time; lanes, with the lines and the lowest place of what comes there; and how many.
+local coming
 
-local function admit(member, lane, due_ms, place)
-  admitted = admitted + 1
-  local at = due_ms + (tonumber(place) or math.min(admitted, 4095)) / 4096
-  coming[#coming + 1], coming[#coming + 2] = due_ms, member
-  local line = lines_of[lane]
-  if not line then
-    line = {}
-    lines_of[lane], coming_lanes[#coming_lanes + 1] = line, lane
-  end
-  line[#line + 1], line[#line + 2] = at, member
-  lowest[lane] = math.min(lowest[lane] or at, at)
+local function none_come()
+  coming = {members = {}, lanes = {}, lines = {}, lowest = {}, count = coming and coming.count or 0}
 end
 
+none_come()
+
+-- Lets a message wait that the backlog has the record of, under `member`: from `let_arrive` on, for all at once.
+local function admit(member, lane, due_ms, place)
+  coming.count = coming.count + 1
+  local at = due_ms + (tonumber(place) or math.min(coming.count, 4095)) / 4096
+  local members, line = coming.members, coming.lines[lane]
+  members[#members + 1], members[#members + 2] = due_ms, member
+  if not line then
+    line = {}
+    coming.lines[lane], coming.lanes[#coming.lanes + 1] = line, lane
+  end
+  line[#line + 1], line[#line + 2] = at, member
+  coming.lowest[lane] = math.min(coming.lowest[lane] or at, at)
+end
+
+-- Returns the lanes that wait for a limit, each with that.
 local function let_arrive()
-  in_parts('ZADD', waiting, coming)
-  local new = {}
-  for i, limit in ipairs(in_parts('HMGET', gate .. 'lanes', coming_lanes)) do
-    local lane = coming_lanes[i]
-    in_parts('ZADD', gate .. 'lane:' .. lane, lines_of[lane])
+  in_parts('ZADD', waiting, coming.members)
+  local new, blocked = {}, {}
+  for i, limit in ipairs(in_parts('HMGET', gate .. 'lanes', coming.lanes)) do
+    local lane = coming.lanes[i]
+    in_parts('ZADD', gate .. 'lane:' .. lane, coming.lines[lane])
     if limit then
+      if limit ~= '' then blocked[lane] = limit end
       local parts = parts_of_lane(lane)
       local line = limit == '' and gate .. 'turn:' .. parts.key or blocked_line(limit, parts.key)
-      redis.call('ZADD', line, 'XX', 'LT', order_of(parts, lowest[lane]), lane)
+      redis.call('ZADD', line, 'XX', 'LT', order_of(parts, coming.lowest[lane]), lane)
     else
       new[#new + 1] = lane
     end
   end
-  open_all(new, lowest)
-  coming, coming_lanes, lines_of, lowest = {}, {}, {}, {}
+  open_all(new, coming.lowest)
+  none_come()
+  return blocked
 end
 
 -- Lets a message wait that the backlog has not; its due time becomes now where it had none. Returns its member and

@@ -91,14 +91,38 @@ local function take_room(uses, due_ms)
   return slots
 end
 
--- Whether lanes wait for limits; nil where nobody has looked.
+-- Whether lanes wait for limits; nil where nobody has looked. Limits for which none waits, where that is known.
 local some_wait
+local nobody_waits = {}
+
+-- The first key that waits for a limit, and what it has had; nil where none waits.
+local function first_to_wait(limit)
+  if not some_wait or nobody_waits[limit] then return nil end
+  local key, had = unpack(redis.call('ZRANGE', gate .. 'blocked:' .. limit, 0, 0, 'WITHSCORES'))
+  nobody_waits[limit] = not key
+  return key, tonumber(had)
+end
+
+-- Whether a lane has to leave its room to one that waits for the limit: that comes first, and needs more. `turn`: what
+-- the lane's key has had, and the lane's order.
+local function is_for_others(use, due_ms, key, turn)
+  local limit = limit_of[use.name]
+  if not limit or use.passes or use.cost == 0 then return false end
+  if limit.most <= 0 and not limit.is_shared and not needs_token(limit, due_ms) then return false end
+  local first, had = first_to_wait(use.limit)
+  if first == key then
+    local order = redis.call('ZRANGE', blocked_line(use.limit, key), 0, 0, 'WITHSCORES')[2]
+    return order ~= nil and tonumber(order) < tonumber(turn.order)
+  end
+  if not first or turn.had <= had then return false end
+  read_now()
+  return turn.had > now_had
+end
 
 -- Where a limit has room, another lane that waits for it may try: now, or when the next token is due.
 local function let_next(uses, but)
-  if not some_wait then return end
   for _, use in ipairs(uses) do
-    if use.limit ~= but and redis.call('EXISTS', gate .. 'blocked:' .. use.limit) == 1 then
+    if use.limit ~= but and first_to_wait(use.limit) then
       local free, look_ms = has_room(use, 0)
       if free then unblock(use.limit) else redis.call('ZADD', gate .. 'looks', 'LT', look_ms, use.limit) end
     end
@@ -106,15 +130,28 @@ local function let_next(uses, but)
 end
 
 -- Lets a lane wait for a limit; `had` is its key's place, and `order` its own among the lanes of that key, of which
--- it may be the only one that has turns.
-local function block(lane, parts, limit, look_ms, had, order, is_only)
+-- it may be the only one that has turns. `is_left`: it leaves its room to the first that waits.
+local function block(lane, parts, limit, look_ms, had, order, is_only, is_left)
   redis.call('ZADD', gate .. 'blocked:' .. limit, had, parts.key)
   redis.call('ZADD', blocked_line(limit, parts.key), order, lane)
   close(lane, is_only, parts.key, had)
   redis.call('HSET', gate .. 'lanes', lane, limit)
   redis.call('ZADD', gate .. 'looks', 'LT', look_ms, limit)
-  some_wait = true
+  some_wait, nobody_waits[limit] = true, nil
+  if is_left then unblock(limit) end
   let_next(parts.uses, limit)
+end
+
+-- As `let_arrive`. Where those that are late wait for a token, one that is not late may go on.
+local function let_arrive_in_time()
+  for lane, limit in pairs(let_arrive()) do
+    local numbers = limit_of[limit:match('^[^:]*')]
+    if numbers and numbers.after_ms > 0 then
+      local key = parts_of_lane(lane).key
+      leave_line(limit, key, lane, redis.call('ZCARD', gate .. 'blocked:' .. limit) > 1)
+      open(lane)
+    end
+  end
 end
 
 local function next_look()
