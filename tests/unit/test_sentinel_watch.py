@@ -105,8 +105,8 @@ class Client:
         self._promoted = promoted
         self.connection_pool = self
 
-    def sentinel_get_master_addr_by_name(self, name: str) -> Address:
-        assert name == "mymaster"
+    def execute_command(self, *command: str) -> Address:
+        assert command == ("SENTINEL GET-MASTER-ADDR-BY-NAME", "mymaster")
         return self._promoted
 
     def sentinel_masters(self) -> dict[str, Any]:

@@ -293,7 +293,8 @@ def present(client: Any, name: str, state: Mapping[str, Any]) -> Address:
     """
     if not _is_failing_over(state):
         return state["ip"], state["port"]
-    host, port = client.sentinel_get_master_addr_by_name(name)
+    # The method for it raises TypeError in redis-py 6.
+    host, port = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", name)
     return _text(host), int(port)
 
 
