@@ -214,6 +214,13 @@ def many_queues_shards(rig: Rig) -> Figures:
         reached=lambda f: f["growth_mib"] <= 2,  # below this it is the allocator's
         stock="{stock_before_mib:.0f} {stock_growth_mib:+.1f} MiB",
     ),
+    Line(
+        "the same: memory of the server for each of them",
+        "{server_bytes:,.0f} B",
+        "no more",
+        reached=lambda f: f["server_bytes"] <= f["stock_server_bytes"],
+        stock="{stock_server_bytes:,.0f} B",
+    ),
     stock=True,
     rounds=1,
 )
@@ -222,10 +229,17 @@ def memory(rig: Rig) -> Figures:
     worker = rig.start_worker().await_ready()
     rig.send(((), {}) for _ in range(warm_up))
     rig.await_done(warm_up, 30)
-    before = _settled_mib(worker)
+    before, server_before = _settled_mib(worker), rig.redis.info("memory")["used_memory"]
     rig.send(((), {"countdown": 86_400}) for _ in range(count))
     wait_until(lambda: rig.redis.llen(QUEUE) == 0, "the ready list is empty", 240, 0.1)
-    return {"before_mib": before, "growth_mib": _settled_mib(worker) - before, "count": count}
+    growth = _settled_mib(worker) - before
+    server_growth = rig.redis.info("memory")["used_memory"] - server_before
+    return {
+        "before_mib": before,
+        "growth_mib": growth,
+        "server_bytes": server_growth / count,
+        "count": count,
+    }
 
 
 def _settled_mib(worker: Worker) -> float:
