@@ -26,7 +26,7 @@ class Counted(Throttler):
 
 @pytest.fixture
 def mail(app: Celery, delayed: Delayed) -> Celery:
-    """An app of which three mails run: one each of ada, bob and eve; and eleven wait."""
+    """An app of which three mails run: one each of ada, bob and a/b c; and eleven wait."""
     declare(app, mail=mail_policies())
     for tenant, count in (("ada", 6), ("bob", 4), ("a/b c", 2), ("eve", 2)):
         send(app, tenant, count, host=f"{tenant}.example")

@@ -179,12 +179,12 @@ local function serve(lane, parts, had, is_only, from_ms)
 end
 
 -- The limit for which a message has to wait that was due then, when to look again, and whether it has room that others
--- wait for, who come first; nil where it can go. `turn`: as for `is_for_others`.
-local function full_for(due_ms, parts, turn)
+-- wait for, who come first; nil where it can go. `had`, `order`: as for `block`.
+local function full_for(due_ms, parts, had, order)
   local full, look_ms, is_left
   for _, use in ipairs(parts.uses) do
     local free, next_ms = has_room(use, due_ms)
-    local leaves = free and is_for_others(use, due_ms, parts.key, turn)
+    local leaves = free and is_for_others(use, due_ms, parts.key, had, order)
     -- Rather for a limit of this queue: for a global one others wait, too.
     if (not free or leaves) and (not full or not limit_of[use.name].is_shared) then
       full, look_ms, is_left = use, next_ms or now_ms + LOOK_MS, leaves
@@ -195,11 +195,11 @@ end
 
 -- As `full_for`, for the lane's first message. Where that is late, and only those need what it lacks, for the first that
 -- is not: the last value is when that was due, if it can go.
-local function full_limit(lane, parts, turn)
+local function full_limit(lane, parts, had, order)
   local line, from_ms = gate .. 'lane:' .. lane, nil
   local due_ms = tonumber(minds_lateness and redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2] or 0)
   while true do
-    local full, look_ms, is_left = full_for(due_ms, parts, turn)
+    local full, look_ms, is_left = full_for(due_ms, parts, had, order)
     local after_ms = full and limit_of[full.name].after_ms or 0
     if after_ms == 0 or now_ms - due_ms <= after_ms then return full, look_ms, is_left, from_ms end
     from_ms = redis.call('ZRANGEBYSCORE', line, now_ms - after_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -231,7 +231,7 @@ local function some_can_go_on(tries)
     local lane, had, order, is_only = first_lane()
     if not lane then return false end
     local parts = parts_of_lane(lane)
-    local full, look_ms, is_left = full_limit(lane, parts, {had = had, order = order})
+    local full, look_ms, is_left = full_limit(lane, parts, had, order)
     if not full then return true end
     if is_only and limit_of[full.name].is_shared and redis.call('ZCARD', gate .. 'turns') == 1 then
       lacks_slots, some_wait = lane, true
@@ -252,7 +252,7 @@ local function serve_all()
     local lane, had, order, is_only = first_lane()
     if not lane then return false end
     local parts = parts_of_lane(lane)
-    local full, look_ms, is_left, from_ms = full_limit(lane, parts, {had = had, order = order})
+    local full, look_ms, is_left, from_ms = full_limit(lane, parts, had, order)
     if full then
       block(lane, parts, full.limit, look_ms, had, order, is_only, is_left)
     else

@@ -54,7 +54,7 @@ local function read_now()
   if last_came then return end
   local had, came = unpack(redis.call('MGET', gate .. 'now', gate .. 'last'))
   now_had = now_had or tonumber(had or 0)
-  last_came = math.max(now_had, tonumber(came or 0))
+  last_came = tonumber(came or 0)
 end
 
 -- The keys that this call has found or put among those that have turns.
@@ -191,7 +191,7 @@ local function admit(member, lane, due_ms, place)
   coming.lowest[lane] = math.min(coming.lowest[lane] or at, at)
 end
 
--- Returns the lanes that wait for a limit, each with that.
+-- Puts all that has been admitted in line; returns those of its lanes that wait for a limit, each with that.
 local function let_arrive()
   in_parts('ZADD', waiting, coming.members)
   local new, blocked = {}, {}

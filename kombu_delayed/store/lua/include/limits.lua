@@ -103,20 +103,20 @@ local function first_to_wait(limit)
   return key, tonumber(had)
 end
 
--- Whether a lane has to leave its room to one that waits for the limit: that comes first, and needs more. `turn`: what
--- the lane's key has had, and the lane's order.
-local function is_for_others(use, due_ms, key, turn)
+-- Whether a lane has to leave its room to one that waits for the limit: that comes first, and needs more. `had`,
+-- `order`: as for `block`.
+local function is_for_others(use, due_ms, key, had, order)
   local limit = limit_of[use.name]
   if not limit or use.passes or use.cost == 0 then return false end
   if limit.most <= 0 and not limit.is_shared and not needs_token(limit, due_ms) then return false end
-  local first, had = first_to_wait(use.limit)
+  local first, first_had = first_to_wait(use.limit)
   if first == key then
-    local order = redis.call('ZRANGE', blocked_line(use.limit, key), 0, 0, 'WITHSCORES')[2]
-    return order ~= nil and tonumber(order) < tonumber(turn.order)
+    local first_order = redis.call('ZRANGE', blocked_line(use.limit, key), 0, 0, 'WITHSCORES')[2]
+    return first_order ~= nil and tonumber(first_order) < tonumber(order)
   end
-  if not first or turn.had <= had then return false end
+  if not first or had <= first_had then return false end
   read_now()
-  return turn.had > now_had
+  return had > now_had
 end
 
 -- Where a limit has room, another lane that waits for it may try: now, or when the next token is due.
