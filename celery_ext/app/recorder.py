@@ -21,6 +21,7 @@ from kombu_delayed.store.outcomes.tallies import Tallies
 
 from ..errors import BROKER_FAILS
 from ..tasks.failures import TRACEBACK_LENGTH
+from ..tasks.history import NESTING, Family, head_of, line_of
 from .broker import Broker
 from .outcome_options import OutcomeOptions
 
@@ -38,11 +39,8 @@ BATCH = 500
 #: So many first lines are remembered.
 HEADS = 1_000
 
-#: Of the ids of other tasks so much is kept.
-ID_LENGTH = 100
-
-#: The ids of the root, the parent and the group of a task, or nothing.
-Family = tuple[str | None, ...]
+#: Of the ids of other tasks, and of the name of a tenant, so much is kept.
+ID_LENGTH, TENANT_LENGTH = 100, 255
 
 ALIVE_MS = int(ALIVE_SECONDS * 1000)
 
@@ -123,7 +121,8 @@ class Recorder:
         self._tallies = defaultdict[str, Tallies](Tallies)
         self._told = 0
         self._heads: dict[tuple[str, Any], str] = {}
-        self._is_failing = False
+        #: The queues whose outcomes Redis does not take.
+        self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="delayed-outcomes", daemon=True)
 
     # What hooks call, in whichever thread.
@@ -131,16 +130,13 @@ class Recorder:
     def received(self, request: Any, shard: str) -> Run | None:
         """A worker has a task; None: there is no room to remember it."""
         headers = request._request_dict
-        retries = headers.get("retries")
-        is_number = type(retries) is int
-        run = Run(
-            shard,
-            request.id,
-            request.name,
-            _text(headers.get("tenant")),
-            retries if is_number else 0,
-            _family(headers),
+        retries, nesting = (
+            number if type(number := headers.get(name)) is int else 0
+            for name in ("retries", "replaced_task_nesting")
         )
+        tenant = _text(headers.get("tenant"))
+        retries += nesting * NESTING
+        run = Run(shard, request.id, request.name, tenant, retries, _family(headers))
         told = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(told, "due_ms", None)) is not None:
             run.due_ms = max(due_ms, getattr(told, "resumed_ms", 0))
@@ -154,11 +150,16 @@ class Recorder:
             self._has_room(run)
 
     def ended(self, run: Run, state: str, rest: Any) -> None:
-        """It has ended: "+" with the seconds that it took, or "-", "~" or "x" with facts."""
+        """It has ended: "+" with the seconds that it took, or "-", "~", "x" or "b" with facts."""
         run.rest, run.state = rest, state
         run.ended_at = time.time()
         if run.is_seen:
             self._has_room(run)
+
+    def returned(self, run: Run) -> None:
+        """It has gone back to its queue before it began; from any thread."""
+        if not run.ended_at:
+            self.ended(run, "b", {})
 
     def _has_room(self, run: Run) -> bool:
         if len(self._runs) >= self.options.buffer:
@@ -169,8 +170,7 @@ class Recorder:
 
     def failed(self, run: Run, error: Any, traceback: Any, **facts: Any) -> None:
         """It has failed, of this error."""
-        name, text = type(error).__name__, str(error)[:MESSAGE_LENGTH]
-        found = {"error": name, "message": text, **facts}
+        found = {**_said(error), **facts}
         if traceback:
             found["traceback"] = str(traceback)[-TRACEBACK_LENGTH:]
         self.ended(run, "-", found)
@@ -185,7 +185,7 @@ class Recorder:
             at_ms += int(when * 1000)
         found = {"next_ms": at_ms, **facts}
         if cause is not None:
-            found |= {"error": type(cause).__name__, "message": str(cause)[:MESSAGE_LENGTH]}
+            found |= _said(cause)
             found["traceback"] = str(traceback or "")[-TRACEBACK_LENGTH:]
         self.ended(run, "~", found)
 
@@ -217,7 +217,7 @@ class Recorder:
         except Exception:  # whatever it is, the worker and its tasks go on
             logger.exception("Outcomes of tasks were not recorded")
             self._unsent.clear()
-        if self.dropped > self._told and not self._is_failing:
+        if self.dropped > self._told and not self._failing:
             count, self._told = self.dropped - self._told, self.dropped
             if (meter := instrumentation.current) is not None:
                 meter.outcomes_dropped(count)
@@ -257,7 +257,7 @@ class Recorder:
         tallies = self._tallies[run.queue]
         if run.started_at and run.written < 2 and run.due_ms is not None:
             tallies.began(run.task, run.started_at, run.started_at * 1000 - run.due_ms)
-        if run.ended_at and run.written < 3:
+        if run.ended_at and run.written < 3 and run.state != "b":
             rest = run.rest
             run_ms = rest * 1000 if run.state == "+" else rest.get("run_ms")
             tallies.ended(run.task, run.ended_at, run.state, run_ms)
@@ -285,7 +285,7 @@ class Recorder:
                 last = f'["+",{at_ms},{retries},{int(rest * 1000)}]\n'
             else:
                 is_slow = (rest.get("run_ms") or 0) >= self.options.slow_seconds * 1000
-                last = json.dumps([state, at_ms, retries, rest], default=str) + "\n"
+                last = line_of([state, at_ms, retries, rest])
                 at_ms = rest.get("next_ms", at_ms)
             if before < 3:
                 lines += last
@@ -339,15 +339,20 @@ class Recorder:
             store.all_of([*calls, *tallies.calls(store, queue, self.worker)])
             tallies.were_written()
         except BROKER_FAILS as error:
-            if not self._is_failing:
-                self._is_failing = True
+            if not self._failing:
                 logger.warning("Outcomes of tasks are not recorded for now: %s", error)
+            self._failing.add(queue)
             return False
         self._beat_at[queue] = time.monotonic()
-        if self._is_failing:
-            self._is_failing = False
-            logger.info("Outcomes of tasks are recorded again")
+        if queue in self._failing and (notes or queue not in self._unsent):
+            self._failing.discard(queue)
+            if not self._failing:
+                logger.info("Outcomes of tasks are recorded again")
         return True
+
+
+def _said(error: Any) -> dict[str, Any]:
+    return {"error": type(error).__name__, "message": str(error)[:MESSAGE_LENGTH]}
 
 
 def _overran(run: Run) -> str:
@@ -364,7 +369,8 @@ def _joined(before: Note, note: Note) -> Note:
 
 
 def _text(tenant: Any) -> str | None:
-    return None if tenant is None else str(tenant)
+    text = None if tenant is None else str(tenant)
+    return text if text is None or len(text) <= TENANT_LENGTH else text[: TENANT_LENGTH - 1] + "…"
 
 
 def _family(headers: Any) -> Family:
@@ -374,15 +380,6 @@ def _family(headers: Any) -> Family:
         return ()
     found = (headers.get("root_id"), parent, group)
     return tuple(None if each is None else str(each)[:ID_LENGTH] for each in found)
-
-
-def head_of(task: str, tenant: Any, family: Family = ()) -> str:
-    """The first line of a record."""
-    if family:
-        return json.dumps(["t", task, tenant, *family], default=str) + "\n"
-    if tenant is None and task.isascii() and '"' not in task and "\\" not in task:
-        return f'["t","{task}",null]\n'
-    return json.dumps(["t", task, tenant], default=str) + "\n"
 
 
 #: The recorder of this process's worker; None: nothing is recorded.

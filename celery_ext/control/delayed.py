@@ -31,7 +31,7 @@ from .changes.ready import change_ready, matching
 from .changes.redirect import Redirect
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
-from .outcomes import Length, Meant, histories, look_up, newest, recorded
+from .outcomes import Length, Meant, history_of, look_up, recorded
 from .policies.declared import Policies
 from .policies.limits import LimitInfo, gate_usage, limits
 from .policies.overrides import reset_limit, set_limit
@@ -68,7 +68,7 @@ class Delayed(Queues):
 
     def history(self, task_id: str, queue: str | None = None) -> TaskHistory | None:
         """The steps that workers recorded of a task, over all attempts, or None."""
-        return newest(histories(self, task_id, queue))
+        return history_of(self, task_id, queue)
 
     def recorded(
         self,

@@ -18,6 +18,7 @@ from kombu_delayed.inspection.lookup import (
     kept_in,
     lookup_by_reading,
 )
+from kombu_delayed.inspection.ready.index import MOST
 from kombu_delayed.message.durations import parse_length
 from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.outcomes.records import LISTS, Note, Outcomes
@@ -25,10 +26,9 @@ from kombu_delayed.store.outcomes.records import LISTS, Note, Outcomes
 from ..app.broker import Broker
 from ..app.outcome_options import OutcomeOptions
 from ..app.queues import Queues
-from ..app.recorder import head_of
 from ..app.settings import suggestion
 from ..errors import BROKER_FAILS, QueryError
-from ..tasks.history import TaskHistory
+from ..tasks.history import TaskHistory, head_of
 from ..tasks.progress import Progress
 from ..tasks.task_info import TaskInfo
 
@@ -43,35 +43,34 @@ Length = float | str | timedelta
 #: A shard, and the id of a task in it.
 Place = tuple[str, str]
 
+#: For what should not be ready, lists are read that are no longer.
+SHORT = 10_000
+
 #: What is listed as failed.
 FAILED = ("failed", "lost")
 
 
 def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> TaskInfo | None:
     """What is known of a task: its message where that waits, or else what workers have recorded."""
-    passed: list[str] = []
+    found, passed = None, list[str]()
+
+    def is_there(shard: str) -> bool:
+        return found is not None and shard == found.shard
+
     for names in _places(queues, queue):
         shards = _shards(queues, names, id)
         recorded, messages = recorded_and_kept(queues, {shard: [id] for shard in shards})
-        found, kept = (
-            newest([*recorded.values()]),
-            [each for some in messages.values() for each in some],
-        )
+        found = newest([*([found] if found else []), *recorded.values()])
         # A retry may be in another queue, but as a rule its message is where its record is.
-        kept.sort(key=lambda each: found is None or each.queue != found.shard)
-        if found is not None and is_certain(found) and not _is_in(kept, found.shard):
-            return TaskInfo.recorded(found)
-        order = sorted(shards, key=lambda shard: found is None or shard != found.shard)
-        if info := (TaskInfo.of(kept[0]) if kept else _ready(queues, order, id)):
+        shards.sort(key=is_there, reverse=True)
+        kept = [each for shard in shards for each in messages.get((shard, id), ())]
+        if info := (TaskInfo.of(kept[0]) if kept else _ready(queues, shards, id, found)):
             return info.with_history(found) if found else info
-        passed += order
-        if found is not None:
-            return _by_reading(queues, passed, id, progress, found) or TaskInfo.recorded(found)
-    return _by_reading(queues, passed, id, progress, None)
-
-
-def _is_in(kept: Sequence[Found], shard: str) -> bool:
-    return any(each.queue == shard for each in kept)
+        if found is not None and is_certain(found):
+            return TaskInfo.recorded(found)
+        passed += shards
+    passed.sort(key=is_there, reverse=True)
+    return _by_reading(queues, passed, id, progress, found)
 
 
 def recorded_and_kept(
@@ -92,15 +91,22 @@ def recorded_and_kept(
     return histories, kept
 
 
-def is_certain(history: TaskHistory) -> bool:
-    """Whether a record tells where a task is, if it is neither delayed nor dead."""
-    if history.state in ("running", "received"):
-        return True
-    return history.is_over and not history.may_return
+def is_certain(history: TaskHistory | None) -> bool:
+    """Whether a record tells where a task is, if it has no message that waits.
+
+    Then a long list of ready tasks is not read for it: only who uses an id again has one there.
+    """
+    if history is None or history.state in ("rejected", "replaced"):
+        return False  # it may have been put back, or replayed
+    is_held = history.state in ("running", "received")
+    return is_held or (history.is_over and not history.may_return)
 
 
-def _ready(queues: Queues, shards: Sequence[str], id: str) -> TaskInfo | None:
-    found, _ = queues.ready_index.find(queues.store, shards, id)
+def _ready(
+    queues: Queues, shards: Sequence[str], id: str, history: TaskHistory | None
+) -> TaskInfo | None:
+    most = SHORT if is_certain(history) else MOST
+    found, _ = queues.ready_index.find(queues.store, shards, id, most)
     return TaskInfo.of(found[0].found()) if found else None
 
 
@@ -115,7 +121,7 @@ def _by_reading(
         for found in lookup_by_reading(queues.store, shard, id, progress):
             info = TaskInfo.of(found)
             return info.with_history(history) if history else info
-    return None
+    return TaskInfo.recorded(history) if history else None
 
 
 def _places(queues: Queues, queue: str | None) -> Iterator[Sequence[str]]:
@@ -139,12 +145,33 @@ def recorded_in(queues: Queues, shards: Sequence[str], id: str) -> list[TaskHist
     return [TaskHistory.of(known) for known in Outcomes(queues.store).get(shards, id)]
 
 
-def histories(queues: Queues, id: str, queue: str | None) -> list[TaskHistory]:
-    """What is recorded of a task, in each queue that has had it."""
+def history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None:
+    """What is recorded of a task: in the app's queues, and in all others if it may have moved."""
+    found = list[TaskHistory]()
     for names in _places(queues, queue):
-        if found := recorded_in(queues, _shards(queues, names, id), id):
-            return found
-    return []
+        found += recorded_in(queues, _shards(queues, names, id), id)
+        if is_certain(newest(found)):
+            break
+    return newest(found)
+
+
+def certain_ids(queues: Queues, names: Sequence[str], ids: Iterable[str]) -> set[str]:
+    """Those ids of which a record in some queues tells where their tasks are."""
+    found = dict[str, list[TaskHistory]]()
+    for part in chunks([*ids], ASKED):
+        shards = dict[str, list[str]]()
+        for id in part:
+            for shard in _shards(queues, names, id):
+                shards.setdefault(shard, []).append(id)
+        for some in chunks([*shards.items()], ASKED):
+            for each in _recorded(queues, dict(some)):
+                found.setdefault(each.id, []).append(each)
+    return {id for id, histories in found.items() if is_certain(newest(histories))}
+
+
+def _recorded(queues: Queues, ids: Mapping[str, Sequence[str]]) -> list[TaskHistory]:
+    outcomes = Outcomes(queues.store)
+    return [*map(TaskHistory.of, outcomes.got(ids, queues.store.all_of(outcomes.get_calls(ids))))]
 
 
 def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from kombu_delayed.store.calls.shards import queue_of
@@ -30,13 +30,30 @@ _NAMED = {"TimeLimitExceeded": "timed out", "WorkerLostError": "lost"}
 #: What a task is called that has ended otherwise.
 _ENDS = {"revoked": "cancelled", "terminated": "cancelled"}
 
+#: With this text Celery's `Ignore` ends a task whose id another message has by then.
+REPLACED = "Replaced by new task"
+
+#: The run of a step that no worker has written; it is the last one before that time.
+UNKNOWN = (0, 0)
+
+#: Of a task that has replaced others, a line counts so many retries more for each of them.
+NESTING = 1_000_000
+
+#: The clocks of workers differ by less.
+SKEW_MS = 60_000
+
+
+#: The ids of the root, the parent and the group of a task, or nothing.
+Family = tuple[str | None, ...]
+
 
 @dataclass(frozen=True)
 class Step:
     """Something that has happened to a task. Times are ms since the epoch.
 
     `event` is "received", "started", "succeeded", "failed", "retrying", "timed out", "lost",
-    "cancelled", "revoked", "terminated", "expired", "rejected", "ignored", or "overran": its time
+    "cancelled", "revoked", "terminated", "expired", "rejected", "ignored", "replaced" (another
+    message has its id now), "returned" (to its queue, before it began), or "overran": its time
     limit had passed, in a pool that cannot end it. `attempt` is 1 for the first run. What an event
     does not say is None or empty.
     """
@@ -59,6 +76,13 @@ class Step:
     next_ms: int | None = None
     args: str = ""
     kwargs: str = ""
+    #: How many tasks this one has replaced, one by one: attempts are counted anew in each.
+    nesting: int = 0
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """What a task has gone through is in this order."""
+        return self.nesting, self.attempt
 
     @property
     def at(self) -> datetime:
@@ -75,7 +99,7 @@ class Step:
         others = {
             name: value for name, value in vars(self).items() if value not in (None, "", False)
         }
-        for name in ("event", "at_ms", "next_ms"):
+        for name in ("event", "at_ms", "next_ms", "nesting"):
             others.pop(name, None)
         if self.next_ms is not None:
             others["next"] = from_ms(self.next_ms).isoformat()
@@ -103,7 +127,7 @@ class TaskHistory:
     def of(cls, known: Known) -> TaskHistory:
         """Read a record of the store; skip lines that only a newer version knows."""
         task, tenant, steps, family = "", None, [], list[str | None]()
-        for row in dict.fromkeys(known.text.decode(errors="replace").splitlines()):
+        for row in dict.fromkeys(known.text.decode(errors="replace").split("\n")):
             found = _row(row)
             if found is None:
                 continue
@@ -112,14 +136,13 @@ class TaskHistory:
                 family = [None if each is None else str(each) for each in found[3:6]]
             elif step := _step(found):
                 steps.append(step)
-        steps.sort(key=_order)
         name = None if tenant is None else str(tenant)
         return cls(
             queue_of(known.queue),
             known.id,
             task,
             name,
-            tuple(steps),
+            in_order(steps),
             known.is_alive,
             known.queue,
             *family,
@@ -127,28 +150,29 @@ class TaskHistory:
 
     def after(self, others: Sequence[TaskHistory]) -> TaskHistory:
         """This history, preceded by what happened in other queues."""
-        steps = [step for each in (*others, self) for step in each.steps]
-        return replace(self, steps=tuple(sorted(steps, key=_order)))
+        return replace(
+            self, steps=in_order(step for each in (*others, self) for step in each.steps)
+        )
 
     @cached_property
     def state(self) -> str:
         """The state of the task after its last step.
 
-        "received", "running", "retrying", "succeeded", "failed", "cancelled", "expired",
-        "rejected", "ignored", or "lost" if the process that ran it is gone.
+        "received", "running", "retrying", "replaced", "succeeded", "failed", "cancelled",
+        "expired", "rejected", "ignored", or "lost" if the process that ran it is gone.
         """
         last = next((each.event for each in reversed(self.steps) if each.event != "overran"), "")
         if not last:
             return "unknown"
         if last in ("received", "started") and not self.is_alive:
             return "lost" if last == "started" else "unknown"
-        states = {"started": "running", "timed out": "failed"}
+        states = {"started": "running", "timed out": "failed", "returned": "unknown"}
         return states.get(last) or _ENDS.get(last, last)
 
     @property
     def is_over(self) -> bool:
         """Whether the last step is final."""
-        return self.state not in ("unknown", "received", "running", "retrying")
+        return self.state not in ("unknown", "received", "running", "retrying", "replaced")
 
     @property
     def may_return(self) -> bool:
@@ -208,9 +232,52 @@ class TaskHistory:
         }
 
 
-def _order(step: Step) -> tuple[int, int]:
-    # The clocks of two workers may differ: what an attempt has led to comes after all of it.
-    return step.attempt, step.at_ms
+def head_of(task: str, tenant: Any, family: Family = ()) -> str:
+    """The first line of a record."""
+    if family:
+        return json.dumps(["t", task, tenant, *family], default=str) + "\n"
+    if tenant is None and task.isascii() and '"' not in task and "\\" not in task:
+        return f'["t","{task}",null]\n'
+    return json.dumps(["t", task, tenant], default=str) + "\n"
+
+
+def line_of(row: list[Any]) -> str:
+    """A line of a record, with other alphabets as they are: escaped they take much more room."""
+    text = json.dumps(row, default=str, ensure_ascii=False) + "\n"
+    return text.encode(errors="replace").decode()
+
+
+def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Steps as they happened, given as they were written.
+
+    Workers write late, and their clocks differ: what an attempt has led to comes after all of it.
+    Attempts are counted anew where an id is used again, or another task takes the place of one.
+    """
+    lives: list[list[Step]] = [[]]
+    for step in steps:
+        if step.event == "received" and any(_is_before(each, step) for each in lives[-1]):
+            lives.append([])
+        lives[-1].append(step)
+    return tuple(step for life in lives for step in _life_in_order(life))
+
+
+def _is_before(end: Step, received: Step) -> bool:
+    """Whether a task had ended, so that this is the receipt of another with its id."""
+    if end.event in ("received", "started", "overran", "returned"):
+        return False
+    if end.run in (received.run, UNKNOWN):
+        return end.at_ms < received.at_ms
+    return end.event not in ("retrying", "replaced") and end.at_ms + SKEW_MS < received.at_ms
+
+
+def _life_in_order(life: Sequence[Step]) -> list[Step]:
+    def placed(step: Step) -> Step:
+        if step.run != UNKNOWN:
+            return step
+        nesting, attempt = max(each.run for each in life if each.at_ms <= step.at_ms)
+        return replace(step, nesting=nesting, attempt=attempt or 1)
+
+    return sorted(map(placed, life), key=lambda step: (step.run, step.at_ms))
 
 
 def _row(text: str) -> list[Any] | None:
@@ -225,19 +292,25 @@ def _step(row: list[Any]) -> Step | None:
     letter, at_ms, retries, *rest = row
     if type(at_ms) is not int or type(retries) is not int:
         return None
-    attempt = retries + 1
+    nesting, retries = divmod(retries, NESTING)
+    made = partial(Step, at_ms=at_ms, attempt=retries + 1, nesting=nesting)
+    if letter == "b":
+        return made("returned")
     if letter in ("r", "s") and rest:
         pid = rest[1] if len(rest) > 1 else None
         late = len(rest) > 2 and bool(rest[2])
-        return Step(EVENTS[letter], at_ms, attempt, _name(str(rest[0])), pid, late)
+        return made(EVENTS[letter], worker=_name(str(rest[0])), pid=pid, is_acked_late=late)
     if letter == "+" and rest:
-        return Step("succeeded", at_ms, attempt, run_ms=rest[0])
+        return made("succeeded", run_ms=rest[0])
     if letter in ("-", "~", "x", "o") and rest and isinstance(rest[0], dict):
         facts = {name: rest[0][name] for name in _facts() if name in rest[0]}
         event = EVENTS.get(letter) or str(rest[0].get("why") or "revoked")
         if letter == "-":
             event = _NAMED.get(str(facts.get("error")), event)
-        return Step(event, at_ms, attempt, **facts)
+        if event == "ignored" and facts.get("message") == REPLACED:
+            event = "replaced"
+        step = made(event, **facts)
+        return replace(step, attempt=0) if event == "cancelled" else step
     return None
 
 

@@ -34,6 +34,10 @@ class Message(virtual.Message):
             raise
 
 
+def _nothing() -> None:
+    pass
+
+
 class Reserved:
     """The reserved messages of a channel, as Celery calls them, whose programs say when they begin.
 
@@ -41,7 +45,8 @@ class Reserved:
     """
 
     def __init__(self, queue_of: Callable[[int], str | None]) -> None:
-        self.tags: set[int] = set()
+        #: Their tags, and what is to be called if they go back.
+        self.tags: dict[int, Callable[[], Any]] = {}
         #: The one that is being handed to its program just now, and whether it has gone back.
         self.in_hand: int | None = None
         self._has_gone = False
@@ -53,27 +58,30 @@ class Reserved:
         """A message is handed to its program, which may say that it does not begin yet."""
         self.in_hand, self._has_gone = tag, False
 
-    def add(self, tag: int) -> None:
-        """The program calls `begin` before it begins on a message: until then it can go back."""
-        if not (tag == self.in_hand and self._has_gone):
-            self.tags.add(tag)
+    def add(self, tag: int, on_return: Callable[[], Any] = _nothing) -> None:
+        """The program calls `begin` before it begins on a message: until then it can go back.
+
+        Then `on_return` is called, in whichever thread.
+        """
+        if tag == self.in_hand and self._has_gone:
+            on_return()
+        else:
+            self.tags[tag] = on_return
         if (queue := self._queue_of(tag)) is not None:
             self._say_when.add(queue)
         self.in_hand = None
 
     def begin(self, tag: int) -> bool:
         """Whether the program may begin on a message that waits: it has not gone back."""
-        try:
-            self.tags.remove(tag)  # whichever thread does it decides
-        except KeyError:
-            return False
-        return True
+        return self.tags.pop(tag, None) is not None  # whichever thread does it decides
 
     def take(self, only: str | None = None) -> Iterator[tuple[int, str]]:
         """Take those of all queues, or of one, from their program: tags and queues, last first."""
         for tag in sorted(self.tags, reverse=True):
             queue = self._queue_of(tag)
-            if queue is not None and only in (None, queue) and self.begin(tag):
+            on_return = self.tags.pop(tag, None) if queue and only in (None, queue) else None
+            if queue and on_return:
+                on_return()
                 yield tag, queue
 
     def take_of(self, queue: str) -> Iterator[tuple[int, str]]:
@@ -81,7 +89,7 @@ class Reserved:
         if (tag := self.in_hand) is not None and queue in self._say_when:
             self._has_gone = self._queue_of(tag) == queue
             if self._has_gone:
-                self.tags.add(tag)
+                self.tags[tag] = _nothing
         return self.take(queue)
 
 
@@ -136,7 +144,7 @@ class QoS(virtual.QoS):
 
     def _finish(self, verb: str, tag: Any) -> None:
         super().ack(tag)
-        self.reserved.tags.discard(tag)
+        self.reserved.tags.pop(tag, None)
         held = self._held.pop(tag, None)
         if held is not None:
             queue, id = held
@@ -175,7 +183,7 @@ class QoS(virtual.QoS):
         queue = self.queue_of(tag)
         if queue is not None:
             super().ack(tag)
-            self.reserved.tags.discard(tag)
+            self.reserved.tags.pop(tag, None)
             self.give_back(queue, [tag])
             self._held.pop(tag, None)
 

@@ -174,6 +174,7 @@ ANSWERS: list[tuple[Any, Any]] = [
     ((200, b'{"code": 101}', {}), Answer(101)),
     ((200, b'{"code": 101}', {"Retry-After": "7"}), Answer(101, 7.0)),
     ((200, b'{"code": 101}', {"Retry-After": "x"}), Answer(101)),
+    ((200, b'{"code": 101}', {"Retry-After": "9" * 400}), Answer(101)),
     ((200, b'{"code": 101}', {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), Answer(101, 0.0)),
     ((200, b'{"code": 102}', {}), "code 102"),
     ((200, b'{"code": "100"}', {}), 'no "code"'),

@@ -195,6 +195,20 @@ def reject(self: Any, requeue_first: bool = False) -> None:
     raise Reject("on purpose", requeue=again)
 
 
+@task(bind=True)
+def hand_on(self: Any, then: str, countdown: float | None, queue: str) -> None:
+    """Fails once and then leaves its id to another task in another queue."""
+    if not self.request.retries:
+        raise self.retry(countdown=0, queue=queue, max_retries=1)
+    self.replace(self.app.signature(then).set(countdown=countdown, queue=queue))
+
+
+@task()
+def leave() -> None:
+    """Ends as a process does, in pools where it is none."""
+    raise SystemExit(1)
+
+
 @task(bind=True, acks_late=True)
 def retry_unsent(self: Any, error: str) -> None:
     """Its first retry fails to be sent, as in an outage."""

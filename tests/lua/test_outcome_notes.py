@@ -102,3 +102,13 @@ def test_a_text_keeps_its_head_and_its_end(store: Store) -> None:
     assert len(one.text) <= 6000
     assert (lines[0], lines[-1]) == (HEAD.strip(), '["s",1399,0,"w:1:a"]')
     assert all(line.endswith("]") for line in lines)
+
+
+def test_a_text_keeps_its_last_line_however_long(store: Store) -> None:
+    """So long a head is none of ours, but it must not stop what is noted with it."""
+    for head, line in ((HEAD, "x" * 7_000), ('["t","mail","' + "t" * 7_000 + '"]\n', "x")):
+        made = Note(line[:9], "-", int(store.now), False, head, f'["r"]\n["-","{line}"]\n')
+        store.all_of(Outcomes(store).note_calls("q", [made], KEPT, "w:1:a", 50))
+        one = known(store, line[:9])
+        assert one is not None
+        assert one.text.decode() == head + f'["-","{line}"]\n'

@@ -134,3 +134,68 @@ def test_a_history_is_read_of_its_lines(rows: list[str], state: str, events: lis
     found = lines(*rows)
     assert (found.task, found.tenant, found.state) == ("mail", "acme", state)
     assert [step.event for step in found.steps] == events
+
+
+@pytest.mark.parametrize("text", ["ü" * 900, "你好" * 450, "\ud83d" * 900, "\u2028\n" * 450])
+def test_a_failure_in_any_alphabet_is_short_enough(told: Recorder, text: str) -> None:
+    run = received(told, 1)
+    assert run is not None
+    told.started(run, 7, False)
+    told.failed(run, ValueError(text), text * 2, args=text[:200], kwargs=text[:200])
+    note = told._noted(run)
+    assert note is not None
+    assert len(note.lines.encode()) < 6_000
+    found = lines(*note.lines.split("\n"))
+    assert found.failure is not None
+    said = text[:300].encode(errors="replace").decode()  # half a character is "?"
+    assert (found.state, found.failure.message) == ("failed", said)
+
+
+def test_what_goes_back_is_noted_once(told: Recorder) -> None:
+    run = received(told, 1)
+    assert run is not None
+    told.returned(run)
+    assert noted(told, run) == "rb"
+    told.returned(run)
+    told.ended(run, "x", {"why": "revoked"})
+    assert noted(told, run) == ""
+    told.step()
+
+
+def test_the_name_of_a_tenant_is_bounded(told: Recorder) -> None:
+    request = SimpleNamespace(id="a", name="mail", _request_dict={"tenant": "t" * 10_000})
+    run = told.received(request, "q")
+    assert run is not None
+    note = told._noted(run)
+    assert note is not None
+    assert len(note.head) < 300
+
+
+def test_it_is_recorded_again_when_all_queues_are(
+    told: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That a worker is alive can be written where what it has done cannot."""
+    caplog.set_level("INFO")
+    away = {"q": True}
+
+    def send(queue: str, notes: Any, *options: Any) -> list[Any]:
+        if away["q"] and notes:
+            raise OperationalError("it takes no notes")
+        return []
+
+    store = SimpleNamespace(all_of=lambda calls: [*calls])
+    monkeypatch.setattr(told, "_broker", SimpleNamespace(store=store))
+    monkeypatch.setattr(recorder, "Outcomes", lambda store: SimpleNamespace(note_calls=send))
+    monkeypatch.setattr(recorder.Tallies, "calls", lambda *given: [])
+    assert received(told, 1) is not None
+    told.step()
+    told._beat(ends=False)
+    told._beat_at["q"] = 0.0
+    told._beat(ends=True)
+    said = [record.message for record in caplog.records]
+    assert said == ["Outcomes of tasks are not recorded for now: it takes no notes"]
+    away["q"] = False
+    told.step()
+    assert [record.message for record in caplog.records][1:] == [
+        "Outcomes of tasks are recorded again"
+    ]

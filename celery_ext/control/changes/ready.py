@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kombu_delayed.inspection.lookup import Found
+from kombu_delayed.inspection.ready.index import MOST
 from kombu_delayed.inspection.ready.lists import Ready, ReadyLists, id_of, needles_of
 from kombu_delayed.message.envelope import open_envelope, to_json
 from kombu_delayed.store.calls.shards import queue_of
@@ -16,7 +17,7 @@ from ...app.queues import Queues
 from ...tasks.progress import Progress
 from ...tasks.query import Query
 from ...tasks.task_info import TaskInfo
-from ..outcomes import histories, is_certain, newest
+from ..outcomes import SHORT, certain_ids
 from .change_many import Outcome
 
 
@@ -49,12 +50,13 @@ def ready_task(shard: str, lists: ReadyLists, ready: Ready) -> ReadyTask:
 def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterator[ReadyTask]:
     """The ready tasks with these ids, found by where they were met before, or else by reading.
 
-    An id of which workers have recorded that it is with one, or over, is not looked for.
+    Long lists are not read for an id of which workers have recorded that it is with one, or over.
     """
-    ids = [id for id in ids if not _is_elsewhere(queues, id, queue)]
     own = [queue] if queue else [*queues.app.amqp.queues] if ids else []
     shards = [shard for name in own for shard in queues.store.shards.all(name)]
-    found = set[str]()
+    certain, found = certain_ids(queues, own, ids), set[str]()
+    yield from placed(queues, shards, certain, SHORT)
+    ids = [id for id in ids if id not in certain]
     for task in placed(queues, shards, ids):
         found.add(task.info.id)
         yield task
@@ -67,20 +69,17 @@ def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterat
                     yield task
 
 
-def placed(queues: Queues, shards: Sequence[str], ids: Sequence[str]) -> Iterator[ReadyTask]:
+def placed(
+    queues: Queues, shards: Sequence[str], ids: Iterable[str], most: int = MOST
+) -> Iterator[ReadyTask]:
     """Those of some shards that are found by where they were met before.
 
     Not those with an id that several of them have, nor any of a list that is too long for this.
     """
     for id in ids:
-        found, _ = queues.ready_index.find(queues.store, shards, id)
+        found, _ = queues.ready_index.find(queues.store, shards, id, most)
         if not queues.ready_index.is_shared(shards, id):
             yield from (ready_task(each.lists.queue, *each) for each in found)
-
-
-def _is_elsewhere(queues: Queues, id: str, queue: str | None) -> bool:
-    found = newest(histories(queues, id, queue))
-    return found is not None and is_certain(found)
 
 
 def matching(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_ext.control.changes.ready import ReadyTask, placed, ready_pages
-from celery_ext.control.outcomes import is_certain
+from celery_ext.control.outcomes import SHORT, is_certain
+from kombu_delayed.inspection.ready.index import MOST
 from kombu_delayed.inspection.ready.lists import needles_of
 
 from ..auth.identity import Identity
@@ -27,14 +28,16 @@ def ready_of(
 
     Raises a Problem where none is found and more are ready than one request may read.
     """
-    ids = [id for id in ids if not _is_elsewhere(service, identity, id, queue)]
     shards_of, found = service.delayed.store.shards.all, list[ReadyTask]()
-    for names in places(service, identity, queue) if ids else ():
+    certain = {id for id in ids if is_certain(history_of(service, identity, id, queue))}
+    for names in places(service, identity, queue):
         shards = [shard for name in names for shard in shards_of(name)]
-        found = [each for each in placed(service.delayed, shards, ids) if _sees(identity, each)]
+        for some, most in ((certain, SHORT), ([id for id in ids if id not in certain], MOST)):
+            tasks = placed(service.delayed, shards, some, most)
+            found += [each for each in tasks if _sees(identity, each)]
         if found:
             break
-    known = {each.info.id for each in found}
+    known = {each.info.id for each in found} | certain
     rest = [id for id in ids if id not in known]
     try:
         return found + (_by_reading(service, identity, rest, queue) if rest else [])
@@ -67,11 +70,6 @@ def _by_reading(
 
 def _sees(identity: Identity, task: ReadyTask) -> bool:
     return identity.sees(task.info.queue, task.info.tenant)
-
-
-def _is_elsewhere(service: Service, identity: Identity, id: str, queue: str | None) -> bool:
-    record = history_of(service, identity, id, queue)
-    return record is not None and is_certain(record)
 
 
 def _in_shard(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from celery_ext.control.outcomes import is_certain, newest, recorded_and_kept, recorded_in
+from celery_ext.control.outcomes import SHORT, is_certain, newest, recorded_and_kept, recorded_in
 from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import from_ms
@@ -16,7 +16,7 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.inspection.lookup import Found, lookup_by_reading
-from kombu_delayed.inspection.ready.index import Placed
+from kombu_delayed.inspection.ready.index import MOST, Placed
 from kombu_delayed.store.outcomes.records import Outcomes
 from kombu_delayed.store.store import Store
 
@@ -53,7 +53,12 @@ _BY_EVENT = {
 }
 
 #: What a record says, where that is not the status.
-_BY_RECORD = {"received": "running", "ignored": "succeeded", "unknown": "done"}
+_BY_RECORD = {
+    "received": "running",
+    "replaced": "waiting",
+    "ignored": "succeeded",
+    "unknown": "done",
+}
 
 #: A worker has written what it did with a task at the latest after so long.
 RECORDED_MS = 15_000
@@ -147,22 +152,23 @@ def _look(service: Service, asks: Sequence[tuple[Ask, Sequence[str]]]) -> None:
     recorded, kept = recorded_and_kept(delayed, _ids(asks, shards))
     for n, (ask, _) in enumerate(asks):
         found = [(shard, ask.id) for shard in shards[n]]
-        if ask.record is None:
-            histories = [recorded[each] for each in found if each in recorded]
-            sees = ask.identity.sees
-            ask.record = newest([each for each in histories if sees(each.queue, each.tenant)])
+        histories = [recorded[each] for each in found if each in recorded]
+        mine = [each for each in histories if ask.identity.sees(each.queue, each.tenant)]
+        ask.record = newest([ask.record, *mine] if ask.record else mine)
         ask.state = _kept(service, ask, [one for each in found for one in kept.get(each, ())])
-        if not ask.state and ask.record is not None and is_certain(ask.record):
-            ask.state = state_of_record(ask.record)
         ask.shards += shards[n]
         if ask.state:
             del shards[n]
-    ready, _ = delayed.ready_index.find_all(delayed.store, _ids(asks, shards))
+    certain = {n for n in shards if is_certain(asks[n][0].record)}
+    most = SHORT if certain == shards.keys() else MOST
+    ready, _ = delayed.ready_index.find_all(delayed.store, _ids(asks, shards), most)
     for n, names in shards.items():
         ask, _ = asks[n]
         placed = (one for shard in names for one in ready.get((shard, ask.id), ()))
         if info := _mine(ask.identity, placed):
             ask.state = state_of(service, info)
+        elif ask.record is not None and n in certain:
+            ask.state = state_of_record(ask.record)
 
 
 def _ids(
@@ -183,13 +189,11 @@ def _mine(identity: Identity, placed: Iterable[Placed]) -> TaskInfo | None:
 
 
 def _kept(service: Service, ask: Ask, kept: list[Found]) -> State | None:
-    """The caller's delayed or dead message; if its record is certain, only one beside that."""
+    """The caller's delayed or dead message, rather one beside its record."""
     record = ask.record
     kept.sort(key=lambda each: record is None or each.queue != record.shard)
     for found in kept:
         is_here = record is not None and found.queue == record.shard
-        if record is not None and is_certain(record) and not is_here:
-            return None
         info = TaskInfo.of(found)
         if ask.identity.sees(info.queue, info.tenant):
             state = state_of(service, info, found.at_ms)
@@ -202,14 +206,15 @@ def _kept(service: Service, ask: Ask, kept: list[Found]) -> State | None:
 def history_of(
     service: Service, identity: Identity, id: str, queue: str | None = None
 ) -> TaskHistory | None:
-    """What workers have recorded of a task in the app's queues, or else in any; as `find`."""
-    nearest = service.delayed.store.shards.nearest
+    """What workers have recorded of a task in the app's queues, or in all if it may have moved."""
+    nearest, mine = service.delayed.store.shards.nearest, list[TaskHistory]()
     for names in places(service, identity, queue):
         shards = [shard for name in names for shard in nearest(name, id)]
         found = recorded_in(service.delayed, shards, id)
-        if mine := [each for each in found if identity.sees(each.queue, each.tenant)]:
-            return newest(mine)
-    return None
+        mine += [each for each in found if identity.sees(each.queue, each.tenant)]
+        if is_certain(newest(mine)):
+            break
+    return newest(mine)
 
 
 def places(service: Service, identity: Identity, queue: str | None) -> Iterator[list[str]]:

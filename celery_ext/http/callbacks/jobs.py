@@ -13,6 +13,7 @@ from celery.utils.log import get_task_logger
 
 from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.body import read_body
+from celery_ext.tasks.history import REPLACED
 from celery_ext.tasks.task_info import TaskInfo
 
 from ..options import HttpOptions
@@ -167,8 +168,9 @@ def _postpone(task: Task, seconds: float, postponed: int) -> None:
         {**request.kwargs, "postponed": postponed},
         countdown=seconds,
         retries=request.retries,
+        replaced_task_nesting=request.replaced_task_nesting + 1,
     )
-    raise Ignore()
+    raise Ignore(REPLACED)
 
 
 def _send(task: Task, kwargs: dict[str, Any], **options: Any) -> None:

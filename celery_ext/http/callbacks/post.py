@@ -136,10 +136,8 @@ def _seconds(text: str | None) -> float | None:
     """Seconds, or a date; None for what is neither."""
     from email.utils import parsedate_to_datetime
 
-    try:
+    with suppress(ValueError, OverflowError):
         return max(float(int(text or "")), 0.0)
-    except ValueError:
-        pass
     try:
         return max(parsedate_to_datetime(text or "").timestamp() - time.time(), 0.0)
     except (ValueError, TypeError, OverflowError):

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -37,9 +37,18 @@ logger = get_logger(__name__)
 KILLED = (False, None, None)
 
 
+def as_told(result: Any) -> tuple[Any, ...]:
+    """Whether a task has failed, with what, and how long it took: what Celery expects of pools.
+
+    Threads give the error alone where a task ends like a process, by SystemExit.
+    """
+    return (True, result, None) if isinstance(result, ExceptionInfo) else result
+
+
 def _to_the_end(on_success: Any) -> Any:
     @wraps(on_success)
     def on_success_to_the_end(self: Any, result: Any, *args: Any, **options: Any) -> None:
+        result = as_told(result)
         try:
             self.note_overrun(result[2])
             on_success(self, result, *args, **options)
@@ -72,7 +81,8 @@ class Request(CeleryRequest):
         if (told := recorder.current) is not None:
             self.run = told.received(self, shard)
         handed_out = getattr(message.channel, "handed_out", None)
-        if handed_out is not None and handed_out.waits(message.delivery_tag):
+        on_return = [partial(told.returned, self.run)] if told and self.run else []
+        if handed_out is not None and handed_out.waits(message.delivery_tag, *on_return):
             end = weakref.finalize(self, handed_out.has_ended, message.delivery_tag)
             end.atexit = False
             self._end = end
@@ -304,6 +314,7 @@ class PooledRequest(Request):
 
 def _unless_cancelled(on_success: Any) -> Any:
     def on_success_unless_cancelled(self: Any, result: Any, **options: Any) -> None:
+        result = as_told(result)
         was_killed = tuple(result) == KILLED and self in self._greenlets
         if not was_killed:
             on_success(self, result, **options)

@@ -143,17 +143,20 @@ class ReadyIndex:
         self._known: dict[tuple[str, int], _Known] = {}
         self._pid = os.getpid()
 
-    def find(self, store: Store, queues: Sequence[str], id: str) -> tuple[list[Placed], bool]:
+    def find(
+        self, store: Store, queues: Sequence[str], id: str, most: int = MOST
+    ) -> tuple[list[Placed], bool]:
         """The ready messages with an id, and whether all lists were short enough to know.
 
-        A queue is one shard. A message that is put back or moved meanwhile may be passed over, and
-        of those in one list that share an id the latest is found: see `is_shared`.
+        A queue is one shard. Lists of more than `most` messages are not read for the first time. A
+        message that is put back or moved meanwhile may be passed over, and of those in one list
+        that share an id the latest is found: see `is_shared`.
         """
-        found, is_sure = self.find_all(store, {queue: [id] for queue in queues})
+        found, is_sure = self.find_all(store, {queue: [id] for queue in queues}, most)
         return [each for placed in found.values() for each in placed], is_sure
 
     def find_all(
-        self, store: Store, ids: Mapping[str, Sequence[str]]
+        self, store: Store, ids: Mapping[str, Sequence[str]], most: int = MOST
     ) -> tuple[dict[tuple[str, str], list[Placed]], bool]:
         """As `find`, of several ids in each queue: what is found, by queue and id."""
         if self._pid != os.getpid():  # a lock may have been held when the process was forked
@@ -164,10 +167,10 @@ class ReadyIndex:
             for step in lists.steps
         ]
         found: dict[tuple[str, str], list[Placed]] = {}
-        unread, is_sure = self._look(store, looks, found)
+        unread, is_sure = self._look(store, looks, found, most)
         if unread:
             short = [each for each in unread if self._read(each)]
-            self._look(store, short, found)
+            self._look(store, short, found, most)
             is_sure = is_sure and len(short) == len(unread)
         return found, is_sure
 
@@ -186,7 +189,11 @@ class ReadyIndex:
                 known.change(id, text)
 
     def _look(
-        self, store: Store, looks: Sequence[_Look], found: dict[tuple[str, str], list[Placed]]
+        self,
+        store: Store,
+        looks: Sequence[_Look],
+        found: dict[tuple[str, str], list[Placed]],
+        most: int,
     ) -> tuple[list[_Look], bool]:
         """Look at some lists in one go, and add what is `found`.
 
@@ -216,7 +223,7 @@ class ReadyIndex:
                 found.setdefault((each.lists.queue, id), []).append(Placed(each.lists, message))
             texts_of = zip(each.ids, answer[1::2], strict=False)
             missed = [id for id, text in texts_of if not text and id not in met]
-            if since < 0 and length > MOST:
+            if since < 0 and length > most:
                 is_sure = False
             elif since < 0 or any(self._was_shifted(each, known, id, length) for id in missed):
                 unread.append(each._replace(ids=missed))

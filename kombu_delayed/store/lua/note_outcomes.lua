@@ -5,12 +5,12 @@
 --   limit: of about so many tasks a table keeps the text, and of twice as many at the most
 --   age_ms: for so long at the least, and for twice as long at the most
 --   worker: who notes it, and counts as alive for alive_ms from now on; 0: it ends, and empty: it is no worker
---   entries: of each task: id, state ("r" received, "s" started, "+" succeeded, "-" failed, "~" to be retried, "x"
---     any other end), the time of that or of the next attempt, whether it was slow, what its text begins with, lines
+--   entries: of each task: id, state ("r" received, "s" started, "b" back in its queue, "+" succeeded, "-" failed, "~" to be
+--     retried, "x" any other end), the time of that or of the next attempt, whether it was slow, what its text begins with, lines
 -- include: clock outcomes
 -- returns how many tasks; O(1) a task
 local TEXT_BYTES, INDEX_LIMIT, FIELDS = 6000, 2000, 6
-local TABLE_OF = {r = 'live', s = 'live', ['-'] = 'failed', ['~'] = 'failed'}
+local TABLE_OF = {r = 'live', s = 'live', b = 'live', ['-'] = 'failed', ['~'] = 'failed'}
 local INDEX_OF = {s = 'running', ['-'] = 'failed-ids', ['~'] = 'retrying'}
 local INDICES = {'running', 'failed-ids', 'retrying'}
 local changed = {}
@@ -20,12 +20,16 @@ local function put(index, score, id)
   changed[index] = true
 end
 
--- The first line and as many of the last ones as there is room for.
+-- The first line and as many of the last ones as there is room for: at the least one.
 local function shortened(text)
-  if #text <= TEXT_BYTES then return text end
-  local head = text:match('^[^\n]*\n')
-  local from = text:find('\n', #text - TEXT_BYTES + #head, true)
-  return head .. text:sub(from + 1)
+  local head = text:find('\n', 1, true) or 0
+  local from = head + 1
+  while head + #text - from >= TEXT_BYTES do
+    local next = text:find('\n', from, true)
+    if not next or next == #text then break end
+    from = next + 1
+  end
+  return text:sub(1, head) .. text:sub(from)
 end
 
 -- All that are known are read at once, and at the end all texts are written at once, by hash.

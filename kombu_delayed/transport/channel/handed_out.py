@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...consumer.outbox import Held
@@ -21,13 +21,14 @@ class HandedOut:
         self._store: Store | None = None
         self._lock = threading.RLock()
 
-    def waits(self, tag: int) -> bool:
-        """Its program calls `begins` before it begins on a message.
+    def waits(self, tag: int, *on_return: Callable[[], Any]) -> bool:
+        """Its program calls `begins` before it begins on a message; until then it may go back.
 
-        Returns whether it is to call `has_ended` when it has ended, whenever the message is acked.
+        What is to be called then may be given; in any thread. Returns whether it is to call
+        `has_ended` when it has ended, whenever the message is acked.
         """
         channel, qos = self._channel, self._channel.qos
-        qos.reserved.add(tag)
+        qos.reserved.add(tag, *on_return)
         has_slots: bool = qos.slots.keep(tag)
         queue = qos.queue_of(tag)
         if queue and channel.consumer is not None and queue not in channel.consumer.sources:

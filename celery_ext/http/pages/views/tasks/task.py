@@ -56,6 +56,8 @@ WORDS = {
     "expired": "Expired",
     "rejected": "Rejected",
     "ignored": "Ignored",
+    "replaced": "Replaced by another task with its id",
+    "returned": "Given back to its queue before it began",
 }
 
 
