@@ -19,6 +19,7 @@ from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from kombu_delayed.testing import dump
 from tests.kit.http import Serve, all_rows, bury, pages
+from tests.kit.outcomes import WORKER, note
 from tests.kit.state import all_keys
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
@@ -302,11 +303,45 @@ def test_status_of_what_was_recorded(
 ) -> None:
     store, outcomes = delayed.store, Outcomes(delayed.store)
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    note = Note("a", rows[-1][0], rows[-1][1], False, '["t","till.charge",null]\n', lines)
-    store.all_of(outcomes.note_calls("celery", [note], Kept(1_000, 60_000), STARTED[3]))
+    made = Note("a", rows[-1][0], rows[-1][1], False, '["t","till.charge",null]\n', lines)
+    store.all_of(outcomes.note_calls("celery", [made], Kept(1_000, 60_000), STARTED[3]))
     found = api.get("/v1/tasks/a").json()
     assert {name: found[name] for name in expected} == expected
     assert found["task"] == "till.charge"
+
+
+@pytest.mark.parametrize("last", ["failed", "ignored", "replaced", "returned", "running"])
+def test_a_ready_task_is_there_whatever_was_recorded_under_its_id(
+    last: str, api: httpx.Client, delayed: Delayed
+) -> None:
+    replaced = {"why": "ignored", "message": "Replaced by new task"}
+    rows: dict[str, list[Any]] = {
+        "failed": FAILED,
+        "ignored": ["x", 2_000, 0, {"why": "ignored"}],
+        "replaced": ["x", 2_000, 0, replaced],
+        "returned": ["b", 2_000, 0, {}],
+        "running": STARTED,
+    }
+    note(delayed, "a", STARTED, rows[last])
+    note(delayed, "b", STARTED, rows[last])
+    for id in ("a", "b"):
+        delayed.app.send_task("till.charge", task_id=id)
+    found = api.get("/v1/tasks/a").json()
+    assert (found["status"], found["waiting_for"]) == ("waiting", "worker")
+    assert api.patch("/v1/tasks/a", json={"delay": "1h"}).status_code == 200
+    assert api.get("/v1/tasks/a").json()["status"] == "scheduled"
+    assert api.delete("/v1/tasks/b").status_code == 204
+    assert api.get("/v1/tasks/b").json()["status"] == "cancelled"
+    assert api.delete("/v1/tasks/b").status_code == 409
+
+
+def test_a_task_that_went_on_in_a_queue_of_others(api: httpx.Client, delayed: Delayed) -> None:
+    note(delayed, "a", STARTED, ["~", 2_000, 0, {"next_ms": 2_000}])
+    note(delayed, "a", ["s", 3_000, 1, WORKER, 7, 0], ["+", 4_000, 1, 5], queue="elsewhere")
+    found = api.get("/v1/tasks/a").json()
+    assert (found["status"], found["queue"]) == ("succeeded", "elsewhere")
+    steps = api.get("/v1/tasks/a/history").json()["steps"]
+    assert [step["event"] for step in steps] == ["started", "retrying", "started", "succeeded"]
 
 
 def test_what_is_acked_first_is_not_done_before_it_is_recorded(

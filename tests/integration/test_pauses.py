@@ -53,7 +53,7 @@ def pauses_and_resumes(bench: Bench, pool: str, directory: Path) -> None:
         pause = delayed.pause("celery", why="a migration", by="ann")
         assert [asdict(each) for each in delayed.pauses()] == [asdict(pause)]
         wait_until(lambda: held(bench) == 0, "all that has not begun is back", 30)
-        wait_until(lambda: "unacked" not in states(bench), "all are known to be back", 30)
+        wait_until(lambda: last_steps(bench) == {"returned"}, "all are known to be back", 30)
         go.touch()
         app.send_task("record", task_id="fence", queue="other")
         assert [each["id"] for each in bench.ledger.wait_for(2)] == ["first", "fence"]
@@ -65,8 +65,10 @@ def pauses_and_resumes(bench: Bench, pool: str, directory: Path) -> None:
     assert delayed.pauses() == []
 
 
-def states(bench: Bench) -> set[str]:
-    return {info.state for name in NAMES if (info := bench.app.delayed.get(name))}
+def last_steps(bench: Bench) -> set[str]:
+    """What is recorded last of the tasks that a worker has received."""
+    histories = [bench.app.delayed.history(name) for name in NAMES]
+    return {each.last.event for each in histories if each is not None and each.last is not None}
 
 
 def held(bench: Bench) -> int:

@@ -11,6 +11,7 @@ from celery_ext.control import outcomes
 from celery_ext.control.changes import ready
 from tests.kit.extended import Bench
 from tests.kit.outcomes import FAILED, NOW_MS, RECEIVED, STARTED, note
+from tests.kit.tasks_app import make_app
 from tests.kit.wait import wait_until
 
 REPLACED = ["x", NOW_MS, 0, {"why": "ignored", "message": "Replaced by new task"}]
@@ -73,7 +74,8 @@ def test_what_has_moved_to_a_queue_that_this_app_does_not_declare(bench: Bench) 
     note(delayed, "failed", RECEIVED, STARTED, retry)
     note(delayed, "failed", *second, queue="elsewhere")
     note(delayed, "replaced", RECEIVED, STARTED, REPLACED)
-    bench.app.send_task("record", task_id="replaced", queue="elsewhere")
+    with make_app(bench.settings) as other:
+        other.send_task("record", task_id="replaced", queue="elsewhere")
     assert (state(bench, "failed"), state(bench, "replaced")) == ("failed", "ready")
     history = delayed.history("failed")
     assert history is not None
