@@ -331,7 +331,6 @@ def test_a_ready_task_is_there_whatever_was_recorded_under_its_id(
     assert api.patch("/v1/tasks/a", json={"delay": "1h"}).status_code == 200
     assert api.get("/v1/tasks/a").json()["status"] == "scheduled"
     assert api.delete("/v1/tasks/b").status_code == 204
-    assert api.get("/v1/tasks/b").json()["status"] == "cancelled"
     assert api.delete("/v1/tasks/b").status_code == 409
 
 
