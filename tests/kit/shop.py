@@ -149,8 +149,9 @@ def _history(client: redis.Redis, store: Store, queue: str, chance: random.Rando
         name, tenant, id = chance.choice(TASKS[queue]), chance.choice(TENANTS), f"e{at_ms}"
         late_ms = int(chance.lognormvariate(1.5, 0.9))
         known = {"task": name, "tenant": tenant, "due_ms": at_ms - late_ms, "consumer": WORKERS[0]}
-        for event, after in (("delivered", 0), ("acked", 40)):
-            client.xadd(key, told(id, event=event, **known), id=f"{min(at_ms + after, now_ms)}-*")
+        for number, (event, after) in enumerate((("delivered", 0), ("acked", 40))):
+            id_in_stream = f"{min(at_ms + after, now_ms)}-{number}"
+            client.xadd(key, told(id, event=event, **known), id=id_in_stream)
 
 
 def _in_flight(app: Celery, store: Store) -> None:
