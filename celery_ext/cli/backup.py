@@ -30,6 +30,11 @@ def backup(session: Session, file: str, queue: str | None) -> None:
         f"{tasks_word(report.messages)} and {letters_word(report.dead)} are in {file}, "
         f"{number(report.size_bytes)} bytes."
     )
+    if report.undecodable:
+        session.print(
+            f"{number(report.undecodable)} of them cannot be read, now or after a restore: they "
+            "are compressed with a dictionary that their queue has lost. Keep your older backups."
+        )
 
 
 @command("restore", queues_are_in_broker=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from celery import Celery
 from kombu.serialization import prepare_accept_content
 from kombu.transport.virtual import Channel, Message
 
+from kombu_delayed.message import compressing
+
+from ..errors import QueryError
 from .task_info import TaskInfo
 
 #: The headers that Celery gives every task.
@@ -30,6 +34,18 @@ class _Decoder:
 
 
 Body = tuple[Any, Any, dict[str, Any]]
+
+
+def payload_of(info: TaskInfo) -> dict[str, Any]:
+    """The message of a task, to be changed. Raises QueryError where it cannot be read."""
+    try:
+        payload: dict[str, Any] = json.loads(info.message)
+    except ValueError:
+        why = "it is not JSON"
+        if compressing.MARK in info.message:
+            why = "it is compressed with a dictionary that its queue has lost"
+        raise QueryError(f"task {info.id} cannot be changed or moved: {why}") from None
+    return payload
 
 
 def read_body(app: Celery, info: TaskInfo) -> Body | None:

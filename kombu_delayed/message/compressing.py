@@ -38,6 +38,8 @@ _TENANT = re.compile(r'"tenant": ?("[^"\\{}]*")')
 _RETRIES = re.compile(r'"group_index": ?[^,"{}]*, ?"retries": ?(\d+)')
 #: These are looked into by scripts.
 _UNUSUAL = '"delayed_answer":', '"delayed_until":', '"delayed_unique":'
+#: What scripts put behind a message that was delivered before.
+_DELIVERIES, _LONGEST_DELIVERIES = re.compile(r', ?"deliveries": ?\d+\}$'), 40
 #: In the order in which Celery and Kombu write them.
 _SENDER = '"eta": "', '"origin": "', '"reply_to": "', '"delivery_tag": "'
 
@@ -69,6 +71,7 @@ class Parts(NamedTuple):
     head: str
     digest: str
     content: bytes
+    behind: str
 
 
 _codecs: dict[bytes, zstd.Codec] = {}
@@ -86,8 +89,8 @@ def learn(dictionary: bytes) -> bytes:
     """Have a dictionary at hand from now on; returns its version. Raises CompressionError."""
     version = version_of(dictionary)
     if version not in _codecs:
-        if len(_codecs) >= MOST_CODECS:
-            _codecs.clear()
+        while len(_codecs) >= MOST_CODECS:
+            _codecs.pop(next(iter([*_codecs])), None)  # the oldest one, if no thread was faster
         _codecs[version] = zstd.Codec(dictionary)
     return version
 
@@ -107,6 +110,9 @@ def codec(version: bytes) -> zstd.Codec:
 
 def split(id: str, text: str) -> Parts | None:
     """What a message consists of; None: it is none that is compressed."""
+    behind_frame = "}"
+    if '"deliveries"' in text[-_LONGEST_DELIVERIES:] and (counted := _DELIVERIES.search(text)):
+        text, behind_frame = text[: counted.start()] + "}", counted[0]
     found = _TASK.fullmatch(text)
     if found is None or found[6] != id or not id or not text.isascii():
         return None
@@ -117,8 +123,14 @@ def split(id: str, text: str) -> Parts | None:
     head = _head(before, eta, behind)
     if raw is None or head is None or "\0" in text or "\1" in text:
         return None
-    texts = "\0".join((between, before.replace(id, "\1"), behind.replace(id, "\1"), ""))
-    return Parts(front, task, head, _digest(found[2]), texts.encode() + raw)
+    whole, short = f'"{id}"', '"\1"'
+    texts = "\0".join((between, before.replace(whole, short), behind.replace(whole, short), ""))
+    same = _RETRIES.sub(_as_first, found[2], count=1) if '"retries"' in head else found[2]
+    return Parts(front, task, head, _digest(same), texts.encode() + raw, behind_frame)
+
+
+def _as_first(retries: re.Match[str]) -> str:
+    return retries[0][: -len(retries[1])] + "0"
 
 
 def _decoded(body: str) -> bytes | None:
@@ -151,7 +163,7 @@ def _head(before: str, eta: str, behind: str) -> str | None:
 
 
 def _digest(text: str) -> str:
-    """Of what makes a message the same one, whoever has sent it: see `same` in backlog.lua."""
+    """Of what makes a message the same one, whoever has sent it: store/lua/include/marks.lua."""
     parts, at = [], 0
     for name in _SENDER:
         begin = text.find(name, at)
@@ -162,12 +174,14 @@ def _digest(text: str) -> str:
     return hashlib.sha1("".join(parts).encode(), usedforsecurity=False).hexdigest()[:8]
 
 
-def compress(id: str, front: str, text: str, version: bytes) -> str | bytes:
-    """A record as `pack` makes it, compressed if it is that of a task."""
+def compress(
+    id: str, front: str, text: str, version: bytes, by: zstd.Codec | None = None
+) -> str | bytes:
+    """A record as `pack` makes it, compressed if it is that of a task; `by` as for `expand`."""
     parts = split(id, text)
-    if parts is None:
+    if parts is None or len(parts.content) > zstd.LONGEST_BYTES:
         return pack(id, front, text)
-    frame = codec(version).compress(parts.content)
+    frame = (by or codec(version)).compress(parts.content)
     for byte, escape in _ESCAPES:
         frame = frame.replace(byte, escape)
     eta_form, head = b"-", parts.head.encode()
@@ -178,7 +192,8 @@ def compress(id: str, front: str, text: str, version: bytes) -> str | bytes:
     if max(map(len, each)) > LONGEST_BYTES:
         return pack(id, front, text)
     lengths = [len(part).to_bytes(2, "big") + part for part in each]
-    return b"%b\1%b%b-%b}" % (front.encode(), COMPRESSED, eta_form, b"".join(lengths))
+    behind = parts.behind.encode()
+    return b"%b\1%b%b-%b%b" % (front.encode(), COMPRESSED, eta_form, b"".join(lengths), behind)
 
 
 def expand(text: bytes, by: zstd.Codec | None = None) -> bytes:
@@ -203,6 +218,7 @@ def expand(text: bytes, by: zstd.Codec | None = None) -> bytes:
     if len(parts) != 4 or eta is None:
         raise MessageError("the compressed message is damaged")
     between, before, tail, body = parts
+    tail = tail.replace(b"\1", id)
     if b'"retries"' in head and (retried := _RETRIED.search(head)):
         number = retried[0][len(retried[1]) :]
         tail = _RETRIED.sub(lambda each: each[1] + number, tail, count=1)
@@ -220,7 +236,7 @@ def expand(text: bytes, by: zstd.Codec | None = None) -> bytes:
             b'"',
             before.replace(b"\1", id),
             eta[1],
-            tail.replace(b"\1", id),
+            tail,
             end,
         )
     )

@@ -21,7 +21,7 @@ from ..connection.stock import stock_consumers
 from ..errors import CompressionError, MessageError, ServerFull
 from ..message import compressing, zstd
 from ..message.envelope import open_kept
-from ..message.packing import pack, unpack
+from ..message.packing import glance, pack, unpack
 
 logger = get_logger(__name__)
 
@@ -100,11 +100,12 @@ class Dictionaries:
             except ServerFull:  # which what is to be sent will hear as well
                 version = b""
             self._known.current[queue] = version, monotonic() + LOOK_SECONDS
-        if not version:
+        codec = self.codec(queue, version) if version else None
+        if codec is None:
             return pack, ""
 
         def packer(id: str, front: str, text: str) -> str | bytes:
-            return compressing.compress(id, front, text, version)
+            return compressing.compress(id, front, text, version, codec)
 
         return packer, version.decode()
 
@@ -130,8 +131,8 @@ class Dictionaries:
         ) as error:  # each library has errors of its own: messages are too few, or alike
             logger.info("No dictionary can be trained for queue %r now: %s", queue, error)
             return before
-        version = compressing.learn(dictionary)
-        if before and not _does_better(version, before, parts[1::2]):
+        version, old = compressing.learn(dictionary), self.codec(queue, before)
+        if old is not None and not _does_better(zstd.Codec(dictionary), old, parts[1::2]):
             return before
         given = {"before": before, "version": version, "text": dictionary, "most": MOST_VERSIONS}
         found = bytes(self._store.ask("keep_dictionary", queue, **given))
@@ -158,17 +159,30 @@ class Dictionaries:
 
     def _texts(self, queue: str) -> Iterator[tuple[str, str]]:
         """Ids and messages of some that are delayed."""
+        for member, record in self._some(queue):
+            if len(record) <= SAMPLE_BYTES:
+                with suppress(MessageError, UnicodeDecodeError):
+                    text = open_kept(self.readable(queue, unpack(member, record))).message
+                    yield member.decode().partition("\x1f")[0], text.decode()
+
+    def _some(self, queue: str) -> Iterator[tuple[bytes, bytes]]:
+        """Members and records of some thousand messages that are delayed."""
         hash, cursor = self._store.keys(queue).messages, b"0"
         for _ in range(20):
             given = {"hash": hash, "cursor": cursor, "count": CALL_LIMIT}
             cursor, *found = self._store.ask("scan", queue, **given)
-            for member, record in pairs(found):
-                if len(record) <= SAMPLE_BYTES:
-                    with suppress(MessageError, UnicodeDecodeError):
-                        text = open_kept(self.readable(queue, unpack(member, record))).message
-                        yield member.decode().partition("\x1f")[0], text.decode()
+            yield from pairs(found)
             if cursor == b"0":
                 return
+
+    def lost(self, queue: str) -> dict[bytes, bytes]:
+        """Versions that some delayed messages need and the queue has lost, each with a message."""
+        needed = dict[bytes, bytes]()
+        for member, record in self._some(queue):
+            if (seen := glance(record)) is not None and seen.version:
+                needed.setdefault(seen.version, member)
+        there = self._store.run("HKEYS", self._store.keys(queue).dictionaries) if needed else ()
+        return {version: member for version, member in needed.items() if version not in there}
 
     def refused(self, version: str) -> None:
         """The server has not that version for a queue: ask again which one is current."""
@@ -237,10 +251,7 @@ class Dictionaries:
                 self.forget_unused(queue)
 
 
-def _does_better(version: bytes, before: bytes, contents: Sequence[bytes]) -> bool:
+def _does_better(new: zstd.Codec, before: zstd.Codec, contents: Sequence[bytes]) -> bool:
     """Whether a dictionary saves enough, compared with the one before, on what it has not seen."""
-    sizes = [
-        sum(len(compressing.codec(each).compress(content)) for content in contents)
-        for each in (version, before)
-    ]
+    sizes = [sum(len(each.compress(content)) for content in contents) for each in (new, before)]
     return sizes[0] <= sizes[1] * (1 - BETTER_BY)

@@ -17,15 +17,16 @@ import redis
 from celery import Celery
 from kombu import Queue, pools
 
-from celery_ext import Delayed, Query
+from celery_ext import Delayed, Query, QueryError
 from celery_ext.cli.checkup import Check, check_up
 from celery_ext.tasks.body import read_body
 from kombu_delayed import migrate
 from kombu_delayed.errors import CompressionError
+from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.message import compressing, zstd
 from kombu_delayed.store.store import Store
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
-from tests.kit.http import api_client
+from tests.kit.http import api_client, bury
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
@@ -160,6 +161,94 @@ def test_a_backup_has_it_as_it_was(
     client.flushall()
     assert delayed.restore(tmp_path / "all").messages == 4
     assert {info.id: info.message for info in delayed.find()} == before
+
+
+def test_a_backup_that_is_restored_twice_doubles_nothing(
+    app: Celery, delayed: Delayed, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Neither dead letters, nor what was retried, delivered or replayed before."""
+    _, dead, replayed, delivered, moved = send(app, 5, retries=3)
+    for id in (dead, replayed):
+        assert delayed.run_now(id)
+    bury(delayed)
+    assert delayed.dead.replay([replayed], at="2040-01-01T00:00:00+00:00") == 1
+    store, consumer = delayed.store, "w:1:x"
+    assert delayed.run_now(delivered)
+    for tag in (1, 2):  # it is lost once, and then a policy lets it wait
+        store.deliver("celery", consumer, 1, tag, lease_ms=60_000)
+        if tag == 1:
+            store.release("celery", consumer, [tag], counted=True)
+    store.park("celery", consumer, [(2, delivered, FAR_MS)])
+    assert delayed.reschedule(moved, eta="2041-01-01T00:00:00Z")
+    before = sorted((info.id, info.message) for info in delayed.find())
+    letters = [letter.letter for letter in delayed.dead.list()]
+    assert [each.id for each in letters] == [dead]
+    assert b'"deliveries"' in dict(before)[delivered]
+    for _ in range(2):
+        delayed.backup(tmp_path / "all")
+        report = delayed.restore(tmp_path / "all")
+        assert (report.messages, report.dead) == (0, 0)
+    assert sorted((info.id, info.message) for info in delayed.find()) == before
+    assert [letter.letter for letter in delayed.dead.list()] == letters
+    client.flushall()
+    report = delayed.restore(tmp_path / "all")
+    assert (report.messages, report.dead) == (len(before), 1)
+
+
+def test_a_number_as_an_id_is_not_taken_for_the_retries(app: Celery, delayed: Delayed) -> None:
+    send(app, 1)
+    app.send_task("record", (1, "order" * 20), countdown=3600, task_id="3", retries=3)
+    assert delayed.run_now("3")
+    bury(delayed)
+    assert delayed.dead.replay(["3"]) == 1
+    info = delayed.get("3")
+    assert info is not None
+    assert (info.headers["id"], info.headers["retries"]) == ("3", 0)
+
+
+def test_more_queues_than_dictionaries_at_hand(
+    app: Celery, delayed: Delayed, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compressing, "MOST_CODECS", 1)
+    monkeypatch.setattr(compressing, "_codecs", {})
+    made = iter([dictionary(2)])
+    monkeypatch.setattr(zstd, "train", lambda samples: next(made))
+    make_large(Store(client), "other", FAR_MS)
+    for number in range(4):
+        for queue in ("celery", "other"):
+            rows = [app.signature("record", (n,), countdown=60, queue=queue) for n in range(3)]
+            assert delayed.schedule_many(rows).delayed == 3
+            id = app.send_task("record", (number,), countdown=60, queue=queue).id
+            assert is_compressed(kept(client, id, queue)) or not number
+    assert len([*delayed.find(task="record")]) == 32
+
+
+def test_what_cannot_be_read_again_is_not_compressed(
+    app: Celery, delayed: Delayed, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zstd, "LONGEST_BYTES", 2_000)
+    send(app, 1)
+    id = app.send_task("record", ("x" * 3_000,), countdown=3600).id
+    assert not is_compressed(kept(client, id, "celery"))
+
+
+def test_a_dictionary_that_is_gone_is_noticed(
+    app: Celery, delayed: Delayed, client: redis.Redis, tmp_path: Path
+) -> None:
+    _, id = send(app, 2)
+    assert not Doctor(delayed.store, "celery").examine()
+    version = client.hget("{celery}:dictionaries", "current").decode()
+    client.delete("{celery}:dictionaries")
+    compressing._codecs.clear()
+    (finding,) = Doctor(delayed.store, "celery", fix=True).examine()
+    assert (finding.kind, finding.count, finding.fixed) == ("undecodable", 1, 0)
+    assert version in finding.examples[0]
+    report = delayed.backup(tmp_path / "all")
+    assert (report.messages, report.undecodable) == (3, 2)
+    send(app, 1, queue="other")
+    for change in (lambda: delayed.change(id, priority=3), lambda: delayed.redirect(id, "other")):
+        with pytest.raises(QueryError, match="a dictionary that its queue has lost"):
+            change()
 
 
 def test_over_http(app: Celery, client: redis.Redis) -> None:

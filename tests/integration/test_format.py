@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -116,6 +117,36 @@ def test_an_older_format_stays_until_it_is_raised(
     monkeypatch.setattr(format, "MAJOR", 1)
     with pytest.raises(FormatError, match="knows formats up to 1"):
         format.check(client.get(KEY) or b"")
+
+
+def test_an_upgrade_that_was_killed_goes_on(
+    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.set(KEY, "1.0")
+    connection = connect()
+    publish(connection)
+    store = connection.default_channel.store
+    store.bucket_bytes = 1000
+    for queue in ("mail", "other"):
+        store.schedule(queue, [entry(f"m{n}", "+600000") for n in range(1, 500)])
+    ask, left = store.ask, [1]
+
+    def killed(*args: Any, **given: Any) -> Any:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return ask(*args, **given)
+
+    monkeypatch.setattr(store, "ask", killed)
+    with pytest.raises(KeyboardInterrupt):
+        upgrade(store, ["mail", "other"])
+    monkeypatch.undo()
+    store = connection.default_channel.store
+    store.bucket_bytes = 1000
+    assert not upgrade(store, ["mail", "other"])
+    for queue in ("mail", "other"):
+        assert client.hlen(f"{{{queue}}}:messages") < 100
+        assert len(check_backlog(client, queue)) == 499
 
 
 def test_a_user_who_may_not_write_it_reads_it(server: Server, client: redis.Redis) -> None:

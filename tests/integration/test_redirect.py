@@ -62,6 +62,25 @@ def test_what_moves_stays_as_it_was(filled: Delayed, bench: Bench) -> None:
     assert len(bench.ledger.of("r1")) == 1
 
 
+def test_its_due_time_stays_whatever_its_headers_say(filled: Delayed, bench: Bench) -> None:
+    """They name the time that was asked for when the task was sent."""
+    once = {"delayed_unique": "key", "delayed_conflict": "debounce"}
+    bench.send("pushed", 100, headers=once)
+    bench.send("again", 5000, headers=once)
+    before = filled.get("pushed")
+    assert filled.run_now("d1")
+    assert before is not None
+    for id in ("pushed", "d1"):
+        assert filled.redirect(id, "other")
+    after = filled.get("pushed")
+    assert after is not None
+    assert (after.queue, after.due_ms) == ("other", before.due_ms)
+    assert where(filled)["other"] == ["d1", "pushed", "there"]
+    assert [info.id for info in filled.find(state="ready", queue="other")] == ["d1"]
+    with bench.worker(queues=["other"]):
+        bench.ledger.wait_for_all(["d1"])
+
+
 @pytest.mark.parametrize("state", ["delayed", "ready"])
 def test_a_broker_that_fails_on_the_way(
     filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch

@@ -40,9 +40,9 @@ def entries(count: int, due_ms: int = 2000, seed: int = 1) -> list[Entry]:
 
 
 @cache
-def dictionary() -> bytes:
+def dictionary(seed: int = 1) -> bytes:
     """One that was trained on such tasks."""
-    parts = [compressing.split(each.id, each.message) for each in entries(150)]
+    parts = [compressing.split(each.id, each.message) for each in entries(150, seed=seed)]
     return train([each.content for each in parts if each])
 
 

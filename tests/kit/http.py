@@ -90,7 +90,8 @@ def bury(delayed: Delayed, queue: str = "celery", reason: str = "no") -> list[st
     """Make dead letters of all that is ready in a queue, in its order; returns their ids."""
     found = delayed.store.deliver(queue, "w:1:x", 99, 1, lease_ms=60_000)
     assert found is not None
-    ids = [open_envelope(record[1:], 0).id for record in found.records]
+    texts = [delayed.store.readable(queue, record[1:]) for record in found.records]
+    ids = [open_envelope(text, 0).id for text in texts]
     letters = [(tag, id, reason, b"") for tag, id in enumerate(ids, 1)]
     delayed.store.bury(queue, "w:1:x", letters, "")
     return ids

@@ -20,6 +20,7 @@ from kombu_delayed.connection.commands import numbers
 from kombu_delayed.errors import translate
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.restore_placement import Item, by_shard
+from kombu_delayed.message.compressing import MARK
 from kombu_delayed.store.calls.scripts import whole
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
@@ -35,10 +36,15 @@ FilePath: TypeAlias = "str | os.PathLike[str]"
 
 @dataclass
 class BackupReport:
-    """How many messages and dead letters are in a file, and how many of each by queue."""
+    """How many messages and dead letters are in a file, and how many of each by queue.
+
+    `undecodable` of the messages are compressed with a dictionary that their queue has lost: nobody
+    can read them, nor after a restore.
+    """
 
     messages: int = 0
     dead: int = 0
+    undecodable: int = 0
     size_bytes: int = 0
     queues: dict[str, int] = field(default_factory=dict)
 
@@ -82,8 +88,9 @@ def backup(
     ):
         writer.header(_facts(delayed, store, names))
         for name in names:
-            for kind, count in _write_queue(writer, store, name):
+            for kind, count, undecodable in _write_queue(writer, store, name):
                 report.add(kind, queue_of(name), count)
+                report.undecodable += undecodable
                 done(count)
     report.size_bytes = os.path.getsize(path)
     return report
@@ -106,7 +113,8 @@ def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:
     }
 
 
-def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[bytes, int]]:
+def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[bytes, int, int]]:
+    """Returns the kind of each page, how many it has, and how many of them nobody can read."""
     for page in backlogs.Backlog(store, queue).pages():
         fields: list[bytes] = []
         for each in page:
@@ -115,11 +123,11 @@ def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[byt
             fields += (each.member.encode(errors="surrogateescape"), record)
         if fields:
             writer.items(MESSAGES, queue, len(page), fields)
-        yield MESSAGES, len(page)
+        yield MESSAGES, len(page), sum(MARK in record for record in fields[1::2])
     for letters in _dead_pages(store, queue):
         if letters:
             writer.items(DEAD, queue, len(letters) // 3, letters)
-        yield DEAD, len(letters) // 3
+        yield DEAD, len(letters) // 3, sum(MARK in record for record in letters[1::3])
 
 
 def _dead_pages(store: Store, queue: str) -> Iterator[list[bytes]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,7 +20,7 @@ from kombu_delayed.message.wait import NO_WAIT, Wait
 from ...app import signals
 from ...app.queues import Queues
 from ...errors import QueryError
-from ...tasks.body import read_body
+from ...tasks.body import payload_of, read_body
 from ...tasks.short_repr import short_repr
 from ...tasks.task_info import TaskInfo
 from ...tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
@@ -144,7 +143,7 @@ def _changed(
     app: Celery, name: str, waiting: Waiting, change: Change, due_ms: int | None
 ) -> dict[str, Any]:
     info = TaskInfo.waiting(name, waiting)
-    payload: dict[str, Any] = json.loads(waiting.kept.message)
+    payload = payload_of(info)
     payload.pop("wait", None)
     _rewrite(app, info, payload, change, due_ms)
     return payload

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from kombu_delayed.message.envelope import open_envelope, to_json
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.queues import Queues
+from ...tasks.body import payload_of
 from ...tasks.progress import Progress
 from ...tasks.query import Query
 from ...tasks.task_info import TaskInfo
@@ -132,7 +132,7 @@ def amend(
 
     With `due_ms` it is delayed until then, as if it had been sent so.
     """
-    payload = json.loads(task.ready.message)
+    payload = payload_of(task.info)
     if due_ms is not None:
         for name in ("due_ms", "wait"):
             payload.pop(name, None)

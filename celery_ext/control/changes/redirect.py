@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
@@ -16,6 +15,7 @@ from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.queues import Queues
 from ...errors import QueryError
+from ...tasks.body import payload_of
 from ...tasks.dead_task import DeadTask
 from ...tasks.task_info import TaskInfo
 from .ready import ReadyTask, amend, ready_tasks
@@ -24,7 +24,7 @@ from .ready import ReadyTask, amend, ready_tasks
 HOLD_MS, HELD = 60_000, 50
 
 #: What a message has from the queue that it leaves.
-OWN = ("due_ms", "wait", "ticket")
+OWN = ("wait", "ticket")
 
 
 class Redirect:
@@ -126,14 +126,19 @@ class Redirect:
 
     def _put(self, info: TaskInfo) -> bool:
         """False: the other queue has a unique task like this one already."""
+        channel, payload = self._queues.connection.default_channel, self._payload(info)
+        due = ""  # now, whatever its ETA says: as `due_ms` in the message tells a worker
+        if info.state not in ("ready", "dead"):
+            payload.pop("due_ms", None)
+            due = str(info.due_ms or 0)
         try:
-            self._queues.connection.default_channel._put(self._to, self._payload(info))
+            channel._put(self._to, payload, _due=due)
         except AlreadyDelayed:
             return False
         return True
 
     def _payload(self, info: TaskInfo) -> dict[str, Any]:
-        payload: dict[str, Any] = json.loads(info.message)
+        payload = payload_of(info)
         for name in OWN:
             payload.pop(name, None)
         if info.state == "dead":
@@ -141,9 +146,6 @@ class Redirect:
         place = {"exchange": "", "routing_key": self._to}
         properties = payload.setdefault("properties", {})
         properties["delivery_info"] = {**(properties.get("delivery_info") or {}), **place}
-        headers = payload.setdefault("headers", {})
-        if info.due_ms is not None and "x-delay" in headers:  # from when it was sent on
-            headers["x-delay"] = max(info.due_ms - int(time() * 1000), 0)
         return payload
 
 

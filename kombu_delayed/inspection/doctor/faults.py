@@ -31,6 +31,10 @@ KINDS = {
     ),
     "past": ("ledgers of jobs have expired; later jobs clear them", "dropped"),
     "dictionary": ("no message needs the dictionaries for compression any more", "dropped"),
+    "undecodable": (
+        "messages are compressed with a dictionary that is gone: restore it, or a backup",
+        "",
+    ),
     "slots": ("the count of slots in use is wrong", "counted anew"),
     "stuck": ("messages wait at the gate but are in no line", "put in line"),
     "gone": ("entries at the gate have no message", "dropped"),

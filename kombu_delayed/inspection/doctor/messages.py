@@ -38,8 +38,14 @@ class Messages:
         self._dictionaries()
 
     def _dictionaries(self) -> None:
-        """Those of an empty queue that nobody consumes: its consumers would have dropped them."""
+        """Those that are gone, and those of an empty queue that nobody consumes.
+
+        Consumers of such a queue would have dropped them.
+        """
         dictionaries, queue = self._store.dictionaries, self._case.queue
+        for version, member in dictionaries.lost(queue).items():
+            name = f"{text(version)} (message {text(member)})"
+            self._case.add("undecodable", name, fixed=False)
         if not dictionaries.are_unused(queue):
             return
         self._case.add("dictionary", self._keys.dictionaries)

@@ -39,10 +39,12 @@ def examine_format(store: Store) -> Finding | None:
 def upgrade(store: Store, queues: Iterable[str]) -> bool:
     """Raise the format of a database and give its queues the new one; returns whether it was older.
 
-    Processes of older versions stop when they notice. Raises FormatError.
+    Again, it goes on where it was interrupted. Processes of older versions stop when they notice.
+    Raises FormatError.
     """
-    if store.format is None or not store.format.upgrade(store.run):
+    if store.format is None:
         return False
+    was_older = store.format.upgrade(store.run)
     for queue in queues:
         keys = store.keys(queue)
         for hash in (keys.messages, keys.dead_messages, keys.dead_reasons):
@@ -50,7 +52,7 @@ def upgrade(store: Store, queues: Iterable[str]) -> bool:
             while cursor := store.ask("spread_out", queue, hash=hash, cursor=cursor, count=100):
                 if cursor == b"0":
                     break
-    return True
+    return was_older
 
 
 def examine_server(store: Store) -> Finding | None:

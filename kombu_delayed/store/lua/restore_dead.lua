@@ -8,10 +8,15 @@
 -- returns as text: restored, already there; O(log n) a letter
 local counts = {0, 0}
 
+local function is_same(kept, record)
+  -- include: marks
+  return kept == record or kept:find(ZSTD, 1, true) and marks_of(kept) == marks_of(record)
+end
+
 local function put_back(member, at_ms, record, note)
   local id, n = member:match('^(.*)\31%d+$') or member, 1
   while not bucket_add(dead_messages, member, record) do
-    if bucket_get(dead_messages, member) == record then return false end
+    if is_same(bucket_get(dead_messages, member), record) then return false end
     n = n + 1
     member = id .. '\31' .. n
   end

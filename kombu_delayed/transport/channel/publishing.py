@@ -30,8 +30,10 @@ class PublishingChannel(ConnectingChannel):
         if timeout is not None or not USUAL.issuperset(message.get("properties") or ()):
             message = with_policies(message, timeout)
         step = self.priority(self._get_message_priority(message, reverse=False))
-        when = due(message)
-        entry = Entry(message_id(message), step, to_json(message), when.argument if when else "")
+        if (when := kwargs.get("_due")) is None:
+            by_header = due(message)
+            when = by_header.argument if by_header else ""
+        entry = Entry(message_id(message), step, to_json(message), when)
         expires_ms = self._expires.get(queue) or -lifetimes[queue]
         unique = unique_key(message)
         plans_later = unique is None and getattr(batch, "plans_later", False)

@@ -67,27 +67,8 @@ local function parts_of(kept)
   return kept:match('^(.)(%d+)(.*)$')
 end
 
--- Who sent a message does not make it another one: the tag is new each time, and a program that is
--- started again has another origin and another queue for replies.
 local function same(kept, record)
-  local function without_sender(text)
-    for _, name in ipairs({'delivery_tag', 'origin', 'reply_to'}) do
-      text = text:gsub('"' .. name .. '": ?"[^"]*"', '', 1)
-    end
-    return text
-  end
-
-  -- Of one that is compressed, or to be compared with such a one: what is in front, a digest of the rest, and the ETA.
-  local function marks_of(text)
-    local front, eta, digest, behind = text:match('^(.{.-)"headers": {"lang"(.-)}, "x%-zstd": "........(........)[^"]*"(.*)$')
-    if not digest then
-      front, eta = text:match('^(.{.-)("body": .*)$')
-      digest = redis.sha1hex((without_sender(eta or ''):gsub('"eta": ?"[^"\\]*"', '', 1))):sub(1, 8)
-      behind = '}'
-    end
-    return table.concat({front or '', (eta or ''):match('"eta": ?("[^"\\]*")') or '', digest, behind}, '\0')
-  end
-
+  -- include: marks
   local step, _, message = parts_of(kept)
   local other = step .. message
   if other:find(ZSTD, 1, true) or record:find(ZSTD, 1, true) then return marks_of(other) == marks_of(record) end
