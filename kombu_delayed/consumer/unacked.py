@@ -63,13 +63,17 @@ class Reserved:
 
         Then `on_return` is called, in whichever thread.
         """
-        if tag == self.in_hand and self._has_gone:
+        if self.has_gone(tag):
             on_return()
         else:
             self.tags[tag] = on_return
         if (queue := self._queue_of(tag)) is not None:
             self._say_when.add(queue)
         self.in_hand = None
+
+    def has_gone(self, tag: int) -> bool:
+        """Whether the message that is being handed to its program has gone back."""
+        return tag == self.in_hand and self._has_gone
 
     def begin(self, tag: int) -> bool:
         """Whether the program may begin on a message that waits: it has not gone back."""

@@ -82,6 +82,8 @@ class Request(CeleryRequest):
             self.run = told.received(self, shard)
         handed_out = getattr(message.channel, "handed_out", None)
         on_return = [partial(told.returned, self.run)] if told and self.run else []
+        if handed_out is not None and handed_out.is_for_good(message.delivery_tag):
+            self._begins = True
         if handed_out is not None and handed_out.waits(message.delivery_tag, *on_return):
             end = weakref.finalize(self, handed_out.has_ended, message.delivery_tag)
             end.atexit = False

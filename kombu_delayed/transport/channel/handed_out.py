@@ -28,7 +28,8 @@ class HandedOut:
         `has_ended` when it has ended, whenever the message is acked.
         """
         channel, qos = self._channel, self._channel.qos
-        qos.reserved.add(tag, *on_return)
+        if not self.is_for_good(tag):
+            qos.reserved.add(tag, *on_return)
         has_slots: bool = qos.slots.keep(tag)
         queue = qos.queue_of(tag)
         if queue and channel.consumer is not None and queue not in channel.consumer.sources:
@@ -36,6 +37,14 @@ class HandedOut:
             qos.give_back_reserved(queue)
             channel.flush()
         return has_slots
+
+    def is_for_good(self, tag: int) -> bool:
+        """Whether the message that is handed over was taken for good: by fanout, or without acks.
+
+        It cannot go back: its program need not ask whether it `begins`.
+        """
+        qos = self._channel.qos
+        return qos.queue_of(tag) is None and not qos.reserved.has_gone(tag)
 
     def begins(self, tag: int) -> bool:
         """Whether its program may begin on a message that `waits`; from any thread.
