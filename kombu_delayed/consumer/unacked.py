@@ -14,7 +14,7 @@ from .lease.standstill import Unbegun
 from .outbox import ACK, BURY, GIVE_BACK, RELEASE, REQUEUE, Done, Outbox
 from .policy.slots import Slots
 
-#: Messages claimed at once by a consumer without a prefetch limit.
+#: Messages claimed at once by a consumer without a prefetch limit in Kombu's event loop.
 UNLIMITED_CLAIM = 50
 
 LARGEST_CLAIM = 250
@@ -246,6 +246,7 @@ class Share(Protocol):
 
     wanting: int
     elsewhere: int
+    is_polled: bool
 
 
 class Room:
@@ -271,7 +272,9 @@ class Room:
         if "can_consume" in self._qos.__dict__:  # by Celery's worker_disable_prefetch: one by one
             room = int(not self._claimed and self._qos.can_consume())
         elif not self._qos.prefetch_count:
-            room = 0 if self._claimed else UNLIMITED_CLAIM
+            # Who drains events one by one may be at work on each of them: others wait for the rest.
+            most = UNLIMITED_CLAIM if self._share.is_polled else 1
+            room = 0 if self._claimed else most
         else:
             # What was handed out, but for what was acked.
             outstanding = len(self._qos._delivered) - len(self._qos._dirty)

@@ -57,14 +57,15 @@ def due(message: Payload) -> Due | None:
     """When a message is due by its headers `eta` (ISO 8601, naive means UTC) or `x-delay` (ms).
 
     None: at once. A header that cannot be read counts as absent, with a warning: Celery's own
-    handling answers a bad ETA, and nothing is lost.
+    handling answers a bad ETA, and nothing is lost. The retry of a task has the `x-delay` of its
+    first attempt, as Celery copies headers: it counts for that one only.
     """
     headers = message.get("headers") or {}
     eta, delay = headers.get("eta"), headers.get("x-delay")
     try:
         if eta is not None:
             return Due(at_ms=eta_to_ms(eta))
-        if delay is not None:
+        if delay is not None and not ("task" in headers and headers.get("retries")):
             return Due(delay_ms=_to_delay_ms(delay))
     except (ValueError, TypeError, OverflowError) as error:
         logger.warning(

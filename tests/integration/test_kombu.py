@@ -50,6 +50,30 @@ def test_default_exchange(connection: Connection) -> None:
     queue.close()
 
 
+def test_what_one_consumer_has_not_begun_is_for_others(connect: Connect) -> None:
+    """Without a prefetch limit, who drains events may be at work on each message for long."""
+    one, other = (connect().SimpleQueue("simple") for _ in range(2))
+    for n in range(4):
+        one.put(n)
+    first = one.get(timeout=60)
+    assert (first.payload, one.qsize()) == (0, 3)
+    assert [other.get(timeout=60).payload, one.get_nowait().payload] == [1, 2]
+    assert other.clear() == 1
+    first.ack()
+
+
+def test_a_queue_that_was_deleted_stays_away(connection: Connection, client: redis.Redis) -> None:
+    """Subscribers come and go, and their exchange outlives them."""
+    exchange = Exchange("events", type="topic")
+    for name in ("gone", "unbound"):
+        queue = Queue(name, exchange, "user.#", auto_delete=True)(connection.channel())
+        queue.declare()
+        queue.delete()
+    for n in range(3):
+        connection.Producer(exchange=exchange).publish(n, routing_key="user.1")
+    assert client.keys("*gone*") == client.keys("*unbound*") == []
+
+
 def test_one_message_in_two_queues_is_acked_in_each(
     connection: Connection, client: redis.Redis
 ) -> None:

@@ -82,6 +82,12 @@ def test_eta_comes_before_delay() -> None:
     assert due(with_headers(eta=None, **{"x-delay": 5})) == Due(delay_ms=5)
 
 
+def test_a_retry_does_not_wait_for_what_its_first_attempt_waited_for() -> None:
+    assert due(with_headers(task="t", retries=0, **{"x-delay": 5})) == Due(delay_ms=5)
+    assert due(with_headers(task="t", retries=1, **{"x-delay": 5})) is None
+    assert due(with_headers(retries=1, **{"x-delay": 5})) == Due(delay_ms=5)
+
+
 @pytest.mark.parametrize(
     ("headers", "properties", "id"),
     [
