@@ -88,6 +88,7 @@ def test_reschedule_to_a_time_that_has_come(
     [
         ({"eta": "2020-01-01", "z": {"eta": "y"}}, {"eta": ETA, "z": {"eta": "y"}}),
         ({"eta": None, "z": {"eta": "y"}}, None),
+        ({"booking": {"eta": "y"}, "eta": "2020-01-01"}, None),
         ({}, None),
     ],
 )

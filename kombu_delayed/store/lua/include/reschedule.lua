@@ -6,12 +6,13 @@ local before = earliest()
 local first
 local is_ready = false
 
--- The first eta in a message is its header's: in the body, which is text, quotes are escaped. Where that
--- one is null, the message was delayed in another way.
+-- The first eta behind "headers" is its header's, unless another object begins before: then all stays. In the body,
+-- which is text, quotes are escaped. Where that one is null, the message was delayed in another way.
 local function with_eta(message, eta)
-  local _, stop = message:find('"eta": ?')
+  local from = message:find('"headers":', 1, true) or 1
+  local _, stop = message:find('"eta": ?', from)
   local _, old_stop = message:find('^"[^"\\]*"', (stop or #message) + 1)
-  if eta == '' or not old_stop then return message end
+  if eta == '' or not old_stop or (message:find('{"', from + 12, true) or stop) < stop then return message end
   return message:sub(1, stop) .. '"' .. eta .. '"' .. message:sub(old_stop + 1)
 end
 
