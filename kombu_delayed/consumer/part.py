@@ -238,7 +238,7 @@ class Part:
         session, (queue, tag, _) = self.session, entry
         began, ends = monotonic(), self._qos.slots.ends
         try:
-            self._qos.reserved.hand(tag)
+            self._qos.reserved.hand(tag, no_ack)
             session.hand_over(payload, queue)
         except Exception as error:
             sources = self.claims.sources

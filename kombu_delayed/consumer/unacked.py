@@ -49,31 +49,34 @@ class Reserved:
         self.tags: dict[int, Callable[[], Any]] = {}
         #: The one that is being handed to its program just now, and whether it has gone back.
         self.in_hand: int | None = None
-        self._has_gone = False
+        self._has_gone = self._was_taken = False
         #: Queues whose programs say when they begin.
         self._say_when: set[str] = set()
         self._queue_of = queue_of
 
-    def hand(self, tag: int) -> None:
+    def hand(self, tag: int, no_ack: bool = False) -> None:
         """A message is handed to its program, which may say that it does not begin yet."""
-        self.in_hand, self._has_gone = tag, False
+        self.in_hand, self._has_gone, self._was_taken = tag, False, no_ack
+
+    def is_for_good(self, tag: int) -> bool:
+        """Whether a message is the program's whatever happens: no ack is expected, or it is a copy.
+
+        That of a fanout exchange comes another way.
+        """
+        return self._was_taken if tag == self.in_hand else self._queue_of(tag) is None
 
     def add(self, tag: int, on_return: Callable[[], Any] = _nothing) -> None:
         """The program calls `begin` before it begins on a message: until then it can go back.
 
         Then `on_return` is called, in whichever thread.
         """
-        if self.has_gone(tag):
+        if tag == self.in_hand and self._has_gone:
             on_return()
         else:
             self.tags[tag] = on_return
         if (queue := self._queue_of(tag)) is not None:
             self._say_when.add(queue)
         self.in_hand = None
-
-    def has_gone(self, tag: int) -> bool:
-        """Whether the message that is being handed to its program has gone back."""
-        return tag == self.in_hand and self._has_gone
 
     def begin(self, tag: int) -> bool:
         """Whether the program may begin on a message that waits: it has not gone back."""

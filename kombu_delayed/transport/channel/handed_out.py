@@ -43,8 +43,7 @@ class HandedOut:
 
         It cannot go back: its program need not ask whether it `begins`.
         """
-        qos = self._channel.qos
-        return qos.queue_of(tag) is None and not qos.reserved.has_gone(tag)
+        return self._channel.qos.reserved.is_for_good(tag)
 
     def begins(self, tag: int) -> bool:
         """Whether its program may begin on a message that `waits`; from any thread.
