@@ -329,6 +329,7 @@ def test_a_queue_is_cancelled_while_many_are_claimed(
     many: Many, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a signal handler, say. What the other queues gave is handed out once."""
+    many.channel.basic_qos(0, 50)
     many.settle()
     for queue in QUEUES[:8]:
         store.publish(queue, [sent(f"{queue}-{n}") for n in range(3)])
