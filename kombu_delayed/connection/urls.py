@@ -208,7 +208,7 @@ def _path(scheme: str, host: str | None, path: str | None) -> str:
 
 
 def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any] | None:
-    if scheme not in _TLS and not configured:
+    if scheme not in _TLS and not configured and not in_url:
         return None
     options = {**(configured if isinstance(configured, dict) else {}), **in_url}
     requirement = options.get("ssl_cert_reqs")

@@ -62,6 +62,13 @@ def test_what_one_consumer_has_not_begun_is_for_others(connect: Connect) -> None
     first.ack()
 
 
+@pytest.mark.parametrize("most", [None, 0, 1])
+def test_any_number_of_connections(most: int | None, connect: Connect, mail: Queue) -> None:
+    connection = connect(max_connections=most)
+    publish(connection, "x")
+    assert Inbox(connection, mail).receive(1) == ["x"]
+
+
 def test_a_queue_that_was_deleted_stays_away(connection: Connection, client: redis.Redis) -> None:
     """Subscribers come and go, and their exchange outlives them."""
     exchange = Exchange("events", type="topic")

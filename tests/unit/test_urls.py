@@ -337,6 +337,7 @@ def test_files_and_host_name_check_in_the_url() -> None:
     [
         ("redis://h", False, None),
         ("redis://h", True, {}),
+        ("redis://h?ssl_ca_certs=ca", False, {"ssl_ca_certs": "ca"}),
         ("redis://h", {"ssl_ca_certs": "ca"}, {"ssl_ca_certs": "ca"}),
         ("rediss://h", {"ssl_cert_reqs": "none"}, {"ssl_cert_reqs": ssl.CERT_NONE}),
         (

@@ -159,7 +159,7 @@ class ConnectingChannel(stock.Channel):
             "username": where.username,
             "password": where.password,
             # One more for the moment in which a signal handler or a batch needs its own.
-            "max_connections": self.max_connections + 1,
+            "max_connections": self.max_connections + 1 if self.max_connections else None,
             "socket_timeout": self.socket_timeout,
             "health_check_interval": self.health_check_interval,
             "retry_on_timeout": self.retry_on_timeout,
