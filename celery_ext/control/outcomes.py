@@ -157,21 +157,16 @@ def history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None
 
 def certain_ids(queues: Queues, names: Sequence[str], ids: Iterable[str]) -> set[str]:
     """Those ids of which a record in some queues tells where their tasks are."""
-    found = dict[str, list[TaskHistory]]()
+    outcomes, found = Outcomes(queues.store), dict[str, list[TaskHistory]]()
     for part in chunks([*ids], ASKED):
         shards = dict[str, list[str]]()
         for id in part:
             for shard in _shards(queues, names, id):
                 shards.setdefault(shard, []).append(id)
         for some in chunks([*shards.items()], ASKED):
-            for each in _recorded(queues, dict(some)):
-                found.setdefault(each.id, []).append(each)
+            for known in outcomes.get_many(dict(some)):
+                found.setdefault(known.id, []).append(TaskHistory.of(known))
     return {id for id, histories in found.items() if is_certain(newest(histories))}
-
-
-def _recorded(queues: Queues, ids: Mapping[str, Sequence[str]]) -> list[TaskHistory]:
-    outcomes = Outcomes(queues.store)
-    return [*map(TaskHistory.of, outcomes.got(ids, queues.store.all_of(outcomes.get_calls(ids))))]
 
 
 def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:

@@ -89,8 +89,8 @@ def learn(dictionary: bytes) -> bytes:
     """Have a dictionary at hand from now on; returns its version. Raises CompressionError."""
     version = version_of(dictionary)
     if version not in _codecs:
-        while len(_codecs) >= MOST_CODECS:
-            _codecs.pop(next(iter([*_codecs])), None)  # the oldest one, if no thread was faster
+        for oldest in [*_codecs][: max(len(_codecs) + 1 - MOST_CODECS, 0)]:
+            _codecs.pop(oldest, None)
         _codecs[version] = zstd.Codec(dictionary)
     return version
 

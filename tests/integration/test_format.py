@@ -18,6 +18,7 @@ from kombu_delayed.connection import format
 from kombu_delayed.errors import UNREACHABLE, FormatError
 from kombu_delayed.inspection.doctor import examine_format, upgrade
 from kombu_delayed.store.keys import format_version
+from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Connect
@@ -92,16 +93,23 @@ def test_a_process_that_runs_finds_out_by_itself(connect: Connect, client: redis
     publish(connection)
 
 
+def large_in_format_1(connect: Connect, client: redis.Redis, *queues: str) -> Store:
+    """A store of the format of the release before, with queues that need many buckets."""
+    client.set(KEY, "1.0")
+    connection = connect()
+    publish(connection)
+    store: Store = connection.default_channel.store
+    store.bucket_bytes = 1000
+    for queue in queues:
+        store.schedule(queue, [entry(f"m{n}", "+600000") for n in range(1, 500)])
+    return store
+
+
 def test_an_older_format_stays_until_it_is_raised(
     connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes of the release that knows no other would stop."""
-    client.set(KEY, "1.0")
-    connection = connect()
-    publish(connection)
-    store = connection.default_channel.store
-    store.bucket_bytes = 1000
-    store.schedule("mail", [entry(f"m{n}", "+600000") for n in range(1, 500)])
+    store = large_in_format_1(connect, client, "mail")
     assert store.format.major == 1
     assert client.hlen("{mail}:messages") == 499
     (finding,) = [examine_format(store)]
@@ -122,13 +130,7 @@ def test_an_older_format_stays_until_it_is_raised(
 def test_an_upgrade_that_was_killed_goes_on(
     connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.set(KEY, "1.0")
-    connection = connect()
-    publish(connection)
-    store = connection.default_channel.store
-    store.bucket_bytes = 1000
-    for queue in ("mail", "other"):
-        store.schedule(queue, [entry(f"m{n}", "+600000") for n in range(1, 500)])
+    store = large_in_format_1(connect, client, "mail", "other")
     ask, left = store.ask, [1]
 
     def killed(*args: Any, **given: Any) -> Any:
@@ -141,8 +143,6 @@ def test_an_upgrade_that_was_killed_goes_on(
     with pytest.raises(KeyboardInterrupt):
         upgrade(store, ["mail", "other"])
     monkeypatch.undo()
-    store = connection.default_channel.store
-    store.bucket_bytes = 1000
     assert not upgrade(store, ["mail", "other"])
     for queue in ("mail", "other"):
         assert client.hlen(f"{{{queue}}}:messages") < 100

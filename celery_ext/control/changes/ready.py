@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -55,12 +55,10 @@ def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterat
     own = [queue] if queue else [*queues.app.amqp.queues] if ids else []
     shards = [shard for name in own for shard in queues.store.shards.all(name)]
     certain, found = certain_ids(queues, own, ids), set[str]()
-    yield from placed(queues, shards, certain, SHORT)
-    ids = [id for id in ids if id not in certain]
-    for task in placed(queues, shards, ids):
+    for task in placed(queues, shards, ids, certain):
         found.add(task.info.id)
         yield task
-    ids = [id for id in ids if id not in found]
+    ids = [id for id in ids if id not in found | certain]
     for names in queues.where(queue, ids, found := set()) if ids else ():
         for page in ready_pages(queues, names, needles_of(ids)):
             for task in page:
@@ -70,13 +68,15 @@ def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterat
 
 
 def placed(
-    queues: Queues, shards: Sequence[str], ids: Iterable[str], most: int = MOST
+    queues: Queues, shards: Sequence[str], ids: Iterable[str], certain: Collection[str]
 ) -> Iterator[ReadyTask]:
     """Those of some shards that are found by where they were met before.
 
-    Not those with an id that several of them have, nor any of a list that is too long for this.
+    Long lists are not read for those whose records are `certain`. Not found are those with an id
+    that several of them have, nor any of a list that is too long for this.
     """
     for id in ids:
+        most = SHORT if id in certain else MOST
         found, _ = queues.ready_index.find(queues.store, shards, id, most)
         if not queues.ready_index.is_shared(shards, id):
             yield from (ready_task(each.lists.queue, *each) for each in found)

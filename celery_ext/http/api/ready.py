@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_ext.control.changes.ready import ReadyTask, placed, ready_pages
-from celery_ext.control.outcomes import SHORT, is_certain
-from kombu_delayed.inspection.ready.index import MOST
+from celery_ext.control.outcomes import is_certain
 from kombu_delayed.inspection.ready.lists import needles_of
 
 from ..auth.identity import Identity
@@ -32,9 +31,8 @@ def ready_of(
     certain = {id for id in ids if is_certain(history_of(service, identity, id, queue))}
     for names in places(service, identity, queue):
         shards = [shard for name in names for shard in shards_of(name)]
-        for some, most in ((certain, SHORT), ([id for id in ids if id not in certain], MOST)):
-            tasks = placed(service.delayed, shards, some, most)
-            found += [each for each in tasks if _sees(identity, each)]
+        tasks = placed(service.delayed, shards, ids, certain)
+        found = [each for each in tasks if _sees(identity, each)]
         if found:
             break
     known = {each.info.id for each in found} | certain

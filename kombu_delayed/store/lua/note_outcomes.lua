@@ -22,6 +22,7 @@ end
 
 -- The first line and as many of the last ones as there is room for: at the least one.
 local function shortened(text)
+  if #text <= TEXT_BYTES then return text end
   local head = text:find('\n', 1, true) or 0
   local from = head + 1
   while head + #text - from >= TEXT_BYTES do

@@ -91,7 +91,10 @@ class Outcomes:
 
     def get(self, queues: Sequence[str], id: str) -> list[Known]:
         """What is known of one task in each of these queues, read in one go."""
-        ids = {queue: [id] for queue in queues}
+        return self.get_many({queue: [id] for queue in queues})
+
+    def get_many(self, ids: Mapping[str, Sequence[str]]) -> list[Known]:
+        """What is known of some tasks in each queue, read in one go."""
         return self.got(ids, self._store.all_of(self.get_calls(ids)))
 
     def get_calls(self, ids: Mapping[str, Sequence[str]]) -> list[Call]:
