@@ -42,7 +42,6 @@ NESTING = 1_000_000
 #: The clocks of workers differ by less.
 SKEW_MS = 60_000
 
-
 #: The ids of the root, the parent and the group of a task, or nothing.
 Family = tuple[str | None, ...]
 
