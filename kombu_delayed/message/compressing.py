@@ -19,13 +19,19 @@ from typing import Any, NamedTuple
 
 from ..errors import MessageError
 from . import zstd
-from .packing import BEFORE_ETA, BEFORE_FRAME, BEHIND_UTC, COMPRESSED, HEADERS, pack, unpack
+from .packing import (
+    BEFORE_ETA,
+    BEFORE_FRAME,
+    BEHIND_UTC,
+    COMPRESSED,
+    HEADERS,
+    LONGEST_PART,
+    pack,
+    unpack,
+)
 
 #: In every compressed message, and in no other one of Kombu's: quotes in its texts are escaped.
 MARK = b'"x-zstd": "'
-
-#: Longer ones are kept as they are.
-LONGEST_BYTES = 65_535
 
 _FRONT = r'(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?(?:"ticket": ?"[^"]*", ?)?'
 _TASK = re.compile(
@@ -125,8 +131,8 @@ def split(id: str, text: str) -> Parts | None:
         return None
     whole, short = f'"{id}"', '"\1"'
     texts = "\0".join((between, before.replace(whole, short), behind.replace(whole, short), ""))
-    same = _RETRIES.sub(_as_first, found[2], count=1) if '"retries"' in head else found[2]
-    return Parts(front, task, head, _digest(same), texts.encode() + raw, behind_frame)
+    digest = digest_of(same_of(found[2], head))
+    return Parts(front, task, head, digest, texts.encode() + raw, behind_frame)
 
 
 def _as_first(retries: re.Match[str]) -> str:
@@ -162,8 +168,10 @@ def _head(before: str, eta: str, behind: str) -> str | None:
     return head
 
 
-def _digest(text: str) -> str:
-    """Of what makes a message the same one, whoever has sent it: store/lua/include/marks.lua."""
+def same_of(text: str, head: str) -> str:
+    """What makes a message the same one, whoever has sent it: store/lua/include/marks.lua."""
+    if '"retries"' in head:
+        text = _RETRIES.sub(_as_first, text, count=1)
     parts, at = [], 0
     for name in _SENDER:
         begin = text.find(name, at)
@@ -171,7 +179,19 @@ def _digest(text: str) -> str:
             parts.append(text[at:begin])
             at = text.index('"', begin + len(name)) + 1
     parts += text[at:], "}"
-    return hashlib.sha1("".join(parts).encode(), usedforsecurity=False).hexdigest()[:8]
+    return "".join(parts)
+
+
+def digest_of(same: str) -> str:
+    """By which two messages are compared of which one is compressed."""
+    return hashlib.sha1(same.encode(), usedforsecurity=False).hexdigest()[:8]
+
+
+def escaped(frame: bytes) -> bytes:
+    """A frame without the bytes that have a meaning outside of it."""
+    for byte, escape in _ESCAPES:
+        frame = frame.replace(byte, escape)
+    return frame
 
 
 def compress(
@@ -181,15 +201,13 @@ def compress(
     parts = split(id, text)
     if parts is None or len(parts.content) > zstd.LONGEST_BYTES:
         return pack(id, front, text)
-    frame = (by or codec(version)).compress(parts.content)
-    for byte, escape in _ESCAPES:
-        frame = frame.replace(byte, escape)
+    frame = escaped((by or codec(version)).compress(parts.content))
     eta_form, head = b"-", parts.head.encode()
     if (usual := _UTC.match(head)) is not None:
         eta_form, head = b"u", usual[1] + head[usual.end() - 1 :]
     each = [parts.front.encode(), parts.task.encode(), head]
     each.append(version + parts.digest.encode() + frame)
-    if max(map(len, each)) > LONGEST_BYTES:
+    if max(map(len, each)) > LONGEST_PART:
         return pack(id, front, text)
     lengths = [len(part).to_bytes(2, "big") + part for part in each]
     behind = parts.behind.encode()

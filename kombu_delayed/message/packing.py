@@ -10,7 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 #: Behind the arguments, in base64; by the last letters.
-_BODY_ENDS = {
+BODY_ENDS = {
     "XQ==": (
         "a",
         "LCB7ImNhbGxiYWNrcyI6IG51bGwsICJlcnJiYWNrcyI6IG51bGwsICJjaGFpbiI6IG51bGws"
@@ -36,6 +36,9 @@ _BEHIND_ETA = (
     '"timelimit": [null, null], "root_id": "'
 )
 _NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
+#: A longer one cannot be a part of a packed record.
+LONGEST_PART = 65_535
+
 #: The first of the three letters in a record that is compressed.
 COMPRESSED = b"z"
 
@@ -51,7 +54,7 @@ _LONGEST_FRONT = 20
 _FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
 
 _FRONT = re.compile(rb".\d*\x01(.)(.)(.)", re.DOTALL)
-_ENDS = {form.encode(): text.encode() for form, text in _BODY_ENDS.values()}
+_ENDS = {form.encode(): text.encode() for form, text in BODY_ENDS.values()}
 _BEGINNINGS = {form.encode(): text.encode() for form, text in _FLAGS.items()}
 
 
@@ -78,22 +81,23 @@ def pack(id: str, front: str, text: str) -> str | bytes:
         flags_form, flags = flags[0], flags[len(usual) :]
     if eta.endswith(usual := f'{_BEHIND_ETA}{id}", "parent_id": null'):
         eta_form, eta = "u", eta[: -len(usual)]
-    body_form, end = _BODY_ENDS.get(body[-4:], ("-", ""))
+    body_form, end = BODY_ENDS.get(body[-4:], ("-", ""))
     if not body.endswith(end):
         body_form, end = "-", ""
     body = body[1 : len(body) - len(end)]
     try:
         return (
             f"{front}\1{flags_form}{eta_form}{body_form}"
-            f"{_length(task)}{task}{_length(flags)}{flags}{_length(eta)}{eta}"
-            f"{_length(kwargs)}{kwargs}{_length(origin)}{origin}{_length(reply)}{reply}"
-            f"{_length(route)}{route}{_length(args)}{args}{_length(body)}{body}{tag}"
+            f"{length(task)}{task}{length(flags)}{flags}{length(eta)}{eta}"
+            f"{length(kwargs)}{kwargs}{length(origin)}{origin}{length(reply)}{reply}"
+            f"{length(route)}{route}{length(args)}{args}{length(body)}{body}{tag}"
         ).encode("latin-1")
     except OverflowError:  # one part is too long
         return front + text
 
 
-def _length(text: str) -> str:
+def length(text: str) -> str:
+    """In two letters. Raises OverflowError for a text that is too long to be a part."""
     return _two_letters(len(text))
 
 
@@ -140,11 +144,11 @@ def unpack(field: str | bytes, record: bytes) -> bytes:
         id = name
     start = record[: front.start(1) - 1]
     if front[1] == COMPRESSED:
-        (before, task, head, frame), at = _parts_in(record, front.end(), 4)
+        (before, task, head, frame), at = parts_in(record, front.end(), 4)
         if front[2] == b"u":
             head = BEFORE_ETA + head.replace(b'"', BEHIND_UTC + b'"', 1)
         return _WHOLE_COMPRESSED % (start, before, task, id, head, frame, record[at:])
-    parts, at = _parts_in(record, front.end(), 9)
+    parts, at = parts_in(record, front.end(), 9)
     task, flags, eta, kwargs, origin, reply, route, args, body = parts
     if front[2] == b"u":
         eta = b'%b%b%b", "parent_id": null' % (eta, _BEHIND_ETA.encode(), id)
@@ -167,7 +171,7 @@ def unpack(field: str | bytes, record: bytes) -> bytes:
     )
 
 
-def _parts_in(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
+def parts_in(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     """So many parts behind their lengths, and where they end."""
     parts = []
     for _ in range(count):

@@ -21,7 +21,8 @@ from ..connection.stock import stock_consumers
 from ..errors import CompressionError, MessageError, ServerFull
 from ..message import compressing, zstd
 from ..message.envelope import open_kept
-from ..message.packing import glance, pack, unpack
+from ..message.filled import compress, pack
+from ..message.packing import glance, unpack
 
 logger = get_logger(__name__)
 
@@ -105,7 +106,7 @@ class Dictionaries:
             return pack, ""
 
         def packer(id: str, front: str, text: str) -> str | bytes:
-            return compressing.compress(id, front, text, version, codec)
+            return compress(id, front, text, version, codec)
 
         return packer, version.decode()
 

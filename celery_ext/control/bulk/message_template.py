@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from itertools import count
 from json.encoder import c_make_encoder  # type: ignore[attr-defined]
 from json.encoder import encode_basestring_ascii as quoted
-from operator import itemgetter
 from typing import Any
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from kombu.utils.json import dumps as kombu_dumps
 from celery_ext.app.capture import Captured
 from celery_ext.tasks.short_repr import short_repr
 from kombu_delayed.message.envelope import eta_to_ms
+from kombu_delayed.message.filled import Form, Values, joiner
 from kombu_delayed.store.store import Entry
 
 from .rows import Call, Timed
@@ -40,16 +41,23 @@ _GAPS = (
     *("body", "id", "eta", "group", "group_index", "root_id", "parent_id"),
     *("argsrepr", "kwargsrepr", "tag", "more"),
 )
-_GAP = re.compile(r'"<gap:(\w+)>"')
+_QUOTED_GAP = re.compile(r'"(<gap:(\w+)>)"')
 
-#: The same in a message whose call has no other options than a pattern, in the order of
-#: `Template.fill_timed`.
-_TIMED_GAPS = ("body", "id", "eta", "root_id", "argsrepr", "kwargsrepr", "tag")
+#: A call without these has nothing of its own but the values that a `Form` has gaps for.
+_OPTIONS = frozenset({"group_id", "group_index", "headers", "parent_id", "root_id"})
 
 _encode = JSONEncoder().encode
 _NO_CALLBACKS_TEXT = _encode(_NO_CALLBACKS)
 _tags = count(1)
 _tag_prefix = f"{uuid4()}-"
+
+
+def _new_tag() -> str:
+    return f"{_tag_prefix}{next(_tags)}"
+
+
+def _base64(raw: bytes) -> str:
+    return b2a_base64(raw, newline=False).decode()
 
 
 class Unfit(Exception):
@@ -81,8 +89,10 @@ class Template:
         self._parent = headers["parent_id"] if not call.options.get("parent_id") else None
         self._body = _body_encoder(payload["content-type"])
         text = self._with_gaps(payload)
-        self._joined = _joiner(text, _GAPS)
-        self._joined_timed = _joiner(self._without_options(text), _TIMED_GAPS)
+        self._joined = joiner(_QUOTED_GAP.sub(r"\1", text), _GAPS)
+        self._form: Form | None = None
+        with suppress(ValueError):
+            self._form = Form(self._without_options(text))
         self._prove(call)
 
     @staticmethod
@@ -107,10 +117,11 @@ class Template:
         constants = {
             "group": "null",
             "group_index": "null",
+            "root_id": _encode(self._root or "<gap:id>"),
             "parent_id": _written(self._parent),
             "more": "",
         }
-        return _GAP.sub(lambda gap: constants.get(gap[1], gap[0]), text)
+        return _QUOTED_GAP.sub(lambda gap: constants.get(gap[2], gap[0]), text)
 
     def _prove(self, call: Call) -> None:
         """Raises Unfit where the first message, filled in, is another one than Celery's."""
@@ -139,19 +150,23 @@ class Template:
         if type(id) is not str or not id.isascii():
             raise Unfit
         eta, due = self._due(get("eta"), get("countdown"))
+        if _OPTIONS.isdisjoint(options):
+            text = self._filled(id, args, kwargs, eta, tag)
+            if text is not None:
+                return Entry(id, self._first.step, text, due)
         id_text = quoted(id)
         root = get("root_id") or self._root
         values = (
-            self._body(args, kwargs),
+            f'"{_base64(self._body(args, kwargs))}"',
             id_text,
-            eta,
+            quoted(eta) if eta else "null",
             _written(get("group_id")),
             _written(get("group_index")),
             _encode(root) if root else id_text,
             _written(get("parent_id") or self._parent),
             quoted(short_repr(args, *self._limits[0])),
             quoted(short_repr(kwargs, *self._limits[1])) if kwargs else '"{}"',
-            quoted(tag) if tag else f'"{_tag_prefix}{next(_tags)}"',
+            f'"{tag or _new_tag()}"',
             self._more(get("headers")),
         )
         return Entry(id, self._first.step, self._joined(values), due)
@@ -161,19 +176,27 @@ class Template:
         _, id, args, kwargs, eta, due = row
         if self._check is not None:
             self._check(*args, **kwargs)
-        if not id.isascii():
-            raise Unfit
-        id_text = quoted(id)
-        values = (
-            self._body(args, kwargs),
-            id_text,
-            f'"{eta}"',
-            _encode(self._root) if self._root else id_text,
-            quoted(short_repr(args, *self._limits[0])),
-            quoted(short_repr(kwargs, *self._limits[1])) if kwargs else '"{}"',
-            f'"{_tag_prefix}{next(_tags)}"',
+        text = self._filled(id, args, kwargs, eta, None)
+        if text is None:
+            call = row.call
+            return self.fill(call.args, call.kwargs, call.options)
+        return Entry(id, self._first.step, text, due)
+
+    def _filled(self, id: str, args: Any, kwargs: Any, eta: str, tag: str | None) -> str | None:
+        """The text of a message without options; None where it has to be joined from more."""
+        form = self._form
+        if form is None or eta[-6:] != "+00:00" or "\\" in quoted(id):
+            return None
+        raw = self._body(args, kwargs)
+        values = Values(
+            _base64(raw),
+            id,
+            eta,
+            quoted(short_repr(args, *self._limits[0]))[1:-1],
+            quoted(short_repr(kwargs, *self._limits[1]))[1:-1] if kwargs else "{}",
+            tag or _new_tag(),
         )
-        return Entry(id, self._first.step, self._joined_timed(values), due)
+        return form.fill(values, raw)
 
     def _due(self, eta: Any, countdown: Any) -> tuple[str, str]:
         """The ETA in the message, and the due time for the broker."""
@@ -181,9 +204,8 @@ class Template:
             eta = datetime.now(timezone.utc) + timedelta(seconds=countdown)
             eta = eta.astimezone(self._app.timezone)
         if eta is None:
-            return "null", ""
-        text = quoted(eta) if isinstance(eta, str) else f'"{eta.isoformat()}"'
-        return text, str(eta_to_ms(eta))
+            return "", ""
+        return eta if isinstance(eta, str) else eta.isoformat(), str(eta_to_ms(eta))
 
     def _more(self, headers: Any) -> str:
         if not headers:
@@ -209,22 +231,8 @@ def _argument_check(task: Any) -> Callable[..., Any] | None:
     return None
 
 
-def _joiner(text: str, gaps: Sequence[str]) -> Callable[[tuple[str, ...]], str]:
-    """Puts values for `gaps` into a text, a third of the time of `%`."""
-    between = _GAP.split(text)
-    constants, pick = between[::2], itemgetter(*map(gaps.index, between[1::2]))
-    blank = [""] * len(between)
-
-    def join(values: tuple[str, ...]) -> str:
-        parts = blank.copy()
-        parts[::2], parts[1::2] = constants, pick(values)
-        return "".join(parts)
-
-    return join
-
-
-def _body_encoder(content_type: str) -> Callable[[Any, Any], str]:
-    """Writes a body as the serializer of the first message and then Kombu's channel do."""
+def _body_encoder(content_type: str) -> Callable[[Any, Any], bytes]:
+    """Writes a body as the serializer of the first message does."""
     name = serialization.registry.type_to_name[content_type]
     encoder = serialization.registry._encoders[name].encoder
     if encoder is kombu_dumps:
@@ -234,13 +242,12 @@ def _body_encoder(content_type: str) -> Callable[[Any, Any], str]:
         def encode(args: Any, kwargs: Any) -> Any:
             return encoder((args, kwargs, _NO_CALLBACKS))
 
-    def body(args: Any, kwargs: Any) -> str:
+    def body(args: Any, kwargs: Any) -> bytes:
         try:
             text = encode(args, kwargs)
         except Exception as error:  # as Kombu has it
             raise EncodeError(error) from error
-        raw = text.encode() if isinstance(text, str) else text
-        return f'"{b2a_base64(raw, newline=False).decode()}"'
+        return text.encode() if isinstance(text, str) else bytes(text)
 
     return body
 

@@ -16,7 +16,8 @@ from ...connection.connection import ServerConnection
 from ...connection.format import Format
 from ...errors import UNREACHABLE, MessageError, NodeDown
 from ...message import compressing
-from ...message.packing import pack, unpack, whole
+from ...message.filled import pack
+from ...message.packing import unpack, whole
 from ..dictionaries import Dictionaries, Known, Packer
 from ..keys import SEPARATOR, QueueKeys
 from . import instrumentation
