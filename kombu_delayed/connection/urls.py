@@ -27,6 +27,8 @@ SCHEMES = ("redis", "rediss", "socket", "embedded", *LISTS)
 _TLS = ("rediss", "sentinels", "redisclusters")
 SENTINEL_PORT, NODE_PORT = 26379, 6379
 _QUERY = ("virtual_host", "credential_provider")
+#: Kombu takes these in a URL, and its Redis transport has no use for them either.
+_WITHOUT_USE = ("connect_timeout", "heartbeat", "insist", "login_method")
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ def _from_url(url: str, client: Connection) -> Address:
         raise UrlError(f"there is no delayed+{parts.scheme}:// broker URL; it is {FORMS}")
     query = dict(parts.query)
     ssl_options = {name: query.pop(name) for name in list(query) if name.startswith("ssl_")}
-    unknown = sorted(set(query) - set(_QUERY))
+    unknown = sorted(set(query) - {*_QUERY, *_WITHOUT_USE})
     if unknown:
         raise UrlError(
             f"the broker URL takes no option {unknown[0]!r} after '?', only ssl_… and "

@@ -64,6 +64,10 @@ AT_A_B_AND_C = (("a", 1), ("b", 26379), ("c", 3))
         ("+redis://[::1]:6379/0", Address("redis", "::1", 6379, virtual_host="0")),
         ("+redis://h/0?virtual_host=5", Address("redis", "h", virtual_host="5")),
         (
+            "+redis://h/0?heartbeat=10&connect_timeout=4&insist=1&login_method=PLAIN",
+            Address("redis", "h", virtual_host="0"),
+        ),
+        (
             "+redis://h/0?credential_provider=a.b",
             Address("redis", "h", virtual_host="0", credential_provider="a.b"),
         ),
