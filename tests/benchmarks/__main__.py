@@ -25,7 +25,7 @@ from tests.benchmarks.rig import rig
 #: In the order of the page.
 GROUPS = "workers", "backlog", "idle", "shutdown", "bulk", "events", "gates", "http", "callbacks"
 GROUPS += "failovers", "liveness", "outcomes", "shards", "moves", "waking", "sizing", "large"
-GROUPS += "forms", "spark", "spark_by_hand", "spark_simulate"
+GROUPS += "forms", "spark", "spark_forms", "spark_by_hand", "spark_simulate"
 
 #: The measurements of other queues, which have a table of their own.
 PEERS = "peers"

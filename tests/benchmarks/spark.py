@@ -71,7 +71,8 @@ def plain_rate(url: str, count: int) -> float:
 
 
 @contextmanager
-def spark_session() -> Iterator[Any]:
+def spark_session(**more: str) -> Iterator[Any]:
+    """A session, with `more` settings."""
     from celery_ext.spark import session
 
     spark = session(
@@ -81,6 +82,7 @@ def spark_session() -> Iterator[Any]:
             "spark.driver.host": "127.0.0.1",
             "spark.ui.enabled": "false",
             "spark.log.level": "OFF",
+            **more,
         }
     )
     yield spark
