@@ -52,12 +52,12 @@ _SENDER = '"eta": "', '"origin": "', '"reply_to": "', '"delivery_tag": "'
 _IN_FRONT = re.compile(rb"[^{]?\d*\{" + _FRONT.encode())
 _RECORD = re.compile(rb".\d*\x01" + COMPRESSED, re.DOTALL)
 _UTC = re.compile(BEFORE_ETA + b'([^"]*)' + re.escape(BEHIND_UTC) + b'"')
-_ETA = re.compile(rb'"eta": ?(null|"[^"]*")')
+_ETA = re.compile(rb', "eta": ?(null|"[^"]*")')
 _RETRIED = re.compile(rb'("group_index": ?[^,"{}]*, ?"retries": ?)\d+')
 
 #: Bytes that have a meaning outside of a frame, and how a frame has them.
 _ESCAPES = (b"\1", b"\0011"), (b"\0", b"\0010"), (b'"', b"\0012"), (b"\\", b"\0013")
-_UNESCAPES = _ESCAPES[::-1]
+_ESCAPED = {escape[1:]: byte for byte, escape in _ESCAPES}
 
 
 class Unknown(MessageError):
@@ -227,11 +227,8 @@ def expand(text: bytes, by: zstd.Codec | None = None) -> bytes:
         return text
     task, _, _, _, id, head = fields
     frame, _, end = text[behind + len(BEFORE_FRAME) :].partition(b'"')
-    eta = _ETA.search(head)
-    zipped = frame[16:]
-    for byte, escape in _UNESCAPES:
-        zipped = zipped.replace(escape, byte)
-    content = (by or codec(frame[:8])).decompress(zipped)
+    eta = _ETA.match(head)
+    content = (by or codec(frame[:8])).decompress(_unescaped(frame[16:]))
     parts = content.split(b"\0", 3)
     if len(parts) != 4 or eta is None:
         raise MessageError("the compressed message is damaged")
@@ -258,6 +255,14 @@ def expand(text: bytes, by: zstd.Codec | None = None) -> bytes:
             end,
         )
     )
+
+
+def _unescaped(frame: bytes) -> bytes:
+    first, *others = frame.split(b"\1")
+    try:
+        return first + b"".join([_ESCAPED[each[:1]] + each[1:] for each in others])
+    except KeyError:
+        raise MessageError("the compressed message is damaged") from None
 
 
 def _is_front(text: bytes) -> bool:
