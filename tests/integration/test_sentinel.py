@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from kombu import VERSION
 from kombu.transport import redis as stock
 
 from kombu_delayed.errors import OptionError, UrlError
@@ -140,6 +141,7 @@ def test_the_master_is_killed_under_load(
 
 
 @pytest.mark.crash
+@pytest.mark.skipif(VERSION < (5, 7), reason="older Kombu tries to declare without any pause")
 def test_plain_kombu(group: Group, connect: Connect) -> None:
     """A consumer that is blocked, a fanout reader and a producer find the next master."""
     connection, source = connect(), connect(delayed_replicas_to_wait=1)

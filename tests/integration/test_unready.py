@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from kombu import Connection
+from kombu import VERSION, Connection
 from redis.exceptions import RedisError
 
 from kombu_delayed.errors import ServerFull
@@ -103,6 +103,8 @@ in_each_state = pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 def test_a_publish_fails_with_a_connection_error_and_is_tried_again(
     own_server: Server, state: State
 ) -> None:
+    if VERSION < (5, 7) and state is STATES["master down"]:
+        pytest.skip("older Kombu tries to declare without any pause")
     with (
         Connection(f"delayed+{own_server.url}") as connection,
         ThreadPoolExecutor(2) as background,
