@@ -56,3 +56,17 @@ def test_the_page(visitor: Visitor, delayed: Delayed) -> None:
     assert "is paused since" not in visitor.post(form.action, sent(form, verb="resume")).text
     assert delayed.pauses() == []
     visitor.post("/backlog/pause", {**data, "for": "soon"}, 422)
+
+
+def test_a_body_that_nobody_reads_is_refused(api: httpx.Client, delayed: Delayed) -> None:
+    """Who names a tenant to resume, in the wrong place, does not resume the whole queue."""
+    for part in ({}, {"tenant": "a"}):
+        assert api.post(f"{PATH}/pause", json=part).status_code == 200
+    answer = api.post(f"{PATH}/resume", json={"tenant": "a"})
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == (
+        "this operation takes no body; its parameters go into the query: task, tenant"
+    )
+    assert len(delayed.pauses("celery")) == 2
+    assert api.post(f"{PATH}/resume?tenant=a", json={}).status_code == 200
+    assert [each.tenant for each in delayed.pauses("celery")] == [None]

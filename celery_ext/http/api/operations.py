@@ -141,6 +141,8 @@ def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awai
             call.query = _query(request, operation.query)
         if operation.body is not None and operation.read is not None:
             call.body = await operation.read(request, operation.body)
+        elif operation.read is read_json and request.method != "GET":
+            await _refuse_body(request, operation)
         if iscoroutinefunction(operation.handler):
             found = await operation.handler(call)
         else:
@@ -166,6 +168,15 @@ def _query(request: Request, model: type[BaseModel]) -> Any:
             raise Problem.of_field(name[:SHOWN], "it is given twice")
         given[name] = value
     return validated(model, given)
+
+
+async def _refuse_body(request: Request, operation: Operation) -> None:
+    """Raises a Problem for a body that nobody reads: its sender expects that it counts."""
+    if (await request.body()).strip() in (b"", b"{}"):
+        return
+    known = ", ".join(operation.query.model_fields) if operation.query is not None else ""
+    instead = f"; its parameters go into the query: {known}" if known else ""
+    raise Problem(422, f"this operation takes no body{instead}")
 
 
 async def read_json(request: Request, model: type[BaseModel]) -> Any:
