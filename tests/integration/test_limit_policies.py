@@ -17,6 +17,7 @@ from kombu import Connection
 from celery_ext.policies import (
     Delay,
     Drain,
+    DropOlder,
     Fair,
     Limit,
     Message,
@@ -342,13 +343,29 @@ def test_limits_that_change_hold_for_what_waits(open_app: OpenApp) -> None:
             assert names(other.default_channel, 7) == [*"123456", None]
 
 
+def take_late(app: Celery, count: int) -> list[Any]:
+    """What can be taken two hours from now."""
+    with app.connection_for_read() as connection:
+        connection.default_channel.store.now = "+7200000"
+        return [each for each in names(connection.default_channel, count) if each]
+
+
 def test_late_ones_are_drained(open_app: OpenApp) -> None:
     app = open_app(Drain("1/h", after="1h", burst=2))
     for n in range(4):
-        app.send_task("record", [str(n)], task_id=str(n), countdown=60)
-    app.delayed.reschedule("3", countdown=0)
-    app.delayed.store.now = "+7200000"
-    assert take(app, 4) == ["3"]
+        app.send_task("record", [str(n)], countdown=60)
+    app.send_task("record", ["in time"], countdown=7_000)
+    assert take_late(app, 5) == ["0", "1", "in time"]
+
+
+@pytest.mark.parametrize("others", [[], [DropOlder("6h")]], ids=["alone", "DropOlder"])
+def test_tasks_for_now_are_late_as_well(open_app: OpenApp, others: list[Policy]) -> None:
+    """They have been in their queue since they were sent, whoever was there."""
+    app = open_app(*others, Drain("1/h", after="1h", burst=2))
+    for n in range(4):
+        app.send_task("record", [str(n)])
+    app.send_task("record", ["in time"], countdown=7_000)
+    assert take_late(app, 5) == ["0", "1", "in time"]
 
 
 @pytest.mark.parametrize(

@@ -134,8 +134,11 @@ class Limit(Gated):
 class Drain(Gated):
     """Limits the rate at which late tasks start: `Drain("50/s", after="5m")`.
 
-    Tasks that are late by `after` or less are not limited.
+    Tasks that are late by `after` or less are not limited. A task without a countdown or an ETA is
+    late from when it was sent.
     """
+
+    needs_first_due = True
 
     def __init__(self, rate: str, *, after: Any = "1m", burst: int = 1) -> None:
         parsed = _rate("Drain", rate)

@@ -212,13 +212,13 @@ local function let_arrive()
   return blocked
 end
 
--- Lets a message wait that the backlog has not; its due time becomes now where it had none. Returns its member and
--- its record there.
+-- Lets a message wait that the backlog has not. Where it had no due time, that becomes the time when it was sent, if it
+-- says so, or now. Returns its member and its record there.
 local function admit_new(step, message, id, lane, place)
   if message:byte() ~= 123 then message = message:gsub('^%s+', '') end  -- promotion writes behind the {
   local due_ms, behind = message:match('^{"due_ms": ?(%d+), ?()')
   if due_ms then message = '{' .. message:sub(behind) end
-  due_ms = tonumber(due_ms or now_ms)
+  due_ms = tonumber(due_ms or math.min(message:match('^{"wait": ?{"first_due_ms": ?(%d+)') or now_ms, now_ms))
   if id:find('%', 1, true) then
     id = id:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)
   end
