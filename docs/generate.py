@@ -27,6 +27,7 @@ from kombu_delayed.connection.options import COMPRESSION, PREFIX, Options
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.store.keys import (
     QueueKeys,
+    archive_writer,
     bindings,
     format_version,
     http_form,
@@ -130,6 +131,7 @@ def keys_page() -> str:
     for name, doc in (
         (job_report("<job id>"), job_report.__doc__),
         (job_state("<job id>"), job_state.__doc__),
+        (archive_writer("<SHA-1 of the path>"), archive_writer.__doc__),
         (job_pace("<job id>"), job_pace.__doc__),
         (jobs(), jobs.__doc__),
         (revoked_tasks(), revoked_tasks.__doc__),

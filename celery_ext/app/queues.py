@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from celery import Celery
 
+from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.ready.index import ReadyIndex
@@ -34,12 +35,18 @@ class Queues(Broker):
         """
         return sorted({*self.app.amqp.queues, *map(queue_of, backlogs.queues(self.store))})
 
+    @property
+    def named(self) -> set[str]:
+        """The app's queues, and those to which it gives policies: they may not be used yet."""
+        options = self.app.conf.broker_transport_options or {}
+        return {*self.app.amqp.queues, *(options.get("delayed_policies") or ())} - {ALL_QUEUES}
+
     def check_queue(self, queue: str) -> None:
         """Raises QueryError for a queue that the app does not know and that is not in the broker.
 
         Only for one that the app does not know the names of all keys there are looked at.
         """
-        if queue in self.app.amqp.queues or queue in (known := self.queues()):
+        if queue in self.named or queue in (known := self.queues()):
             return
         close = get_close_matches(queue, known, 1)
         advice = f": did you mean {close[0]!r}?" if close else ""

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from celery_ext.control.counts import ConsumerInfo
 from celery_ext.control.delayed import Delayed
+from celery_ext.control.policies.pauses import QueuePause
 from celery_ext.tasks.formatting import number, plain, queues_word, tasks_word
 from kombu_delayed.connection.format import MAJOR
 from kombu_delayed.connection.stock import stock_consumers
@@ -23,7 +24,7 @@ from kombu_delayed.inspection.doctor import Finding
 from kombu_delayed.message import zstd
 from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.calls.shards import label
-from kombu_delayed.store.queue_metrics import Metrics
+from kombu_delayed.store.queue_metrics import Metrics, fold
 from kombu_delayed.transport.server_checks import inspect, numbers_of
 
 #: The oldest versions that work.
@@ -185,7 +186,8 @@ def _app(delayed: Delayed) -> Check:
 
 
 def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:
-    metrics = delayed.metrics(queue)
+    by_shard = delayed.metrics_by_shard(queue)
+    metrics = {name: fold(shards) for name, shards in by_shard.items()}
     consumers = [each for each in delayed.consumers(queue) if each.lease_seconds > 0]
     alone = [
         name
@@ -193,8 +195,11 @@ def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:
         if not each.consumers and each.ready + each.delayed
     ]
     yield _workers(metrics, consumers, alone)
+    yield from _shards(by_shard)
     yield _on_time(metrics, alone)
     yield from _policies(delayed, metrics, consumers)
+    if parts := [each for each in delayed.pauses(queue) if each.task or each.tenant]:
+        yield Check("pauses", _some([*map(_paused_part, parts)], shown=str))
 
 
 def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: list[str]) -> Check:
@@ -205,6 +210,21 @@ def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: 
         f"no worker consumes {_some(alone)}: start a worker with -Q {alone[0]}" if alone else ""
     )
     return Check("workers", text, remedy)
+
+
+def _shards(by_shard: dict[str, list[Metrics]]) -> Iterator[Check]:
+    """Shards with messages and without a consumer, where others of their queue have one."""
+    for name, shards in by_shard.items():
+        idle = {n: m for n, m in enumerate(shards) if not m.consumers and m.ready + m.delayed}
+        if idle and any(each.consumers for each in shards):
+            numbers = ", ".join(map(str, idle))
+            count = sum(each.ready + each.delayed for each in idle.values())
+            yield Check(
+                "shards",
+                f"{tasks_word(count)} of {name} in shards without a worker ({numbers})",
+                "if it stays so, read the log of its workers: a queue with limits of its own must "
+                "have one shard, see the guide Shards",
+            )
 
 
 def _on_time(metrics: dict[str, Metrics], alone: list[str]) -> Check:
@@ -222,6 +242,15 @@ def _policies(
 ) -> Iterator[Check]:
     consumed = {each.queue for each in consumers}
     declared = [each for each in delayed.policies() if each.queue in metrics]
+    strange = {name: why for name, why in delayed.policies.strange().items() if name in metrics}
+    for name, why in strange.items():
+        yield Check(
+            "policies",
+            f"this app cannot apply the policies of {name}: {why}",
+            "workers of this app take nothing from that queue: start them with the code that "
+            "declares its policies, or without the queue",
+        )
+    declared = [each for each in declared if each.queue not in strange]
     if unlike := [each.queue for each in declared if each.differs and each.queue in consumed]:
         yield Check(
             "policies",
@@ -236,7 +265,15 @@ def _policies(
             "correct the name, or send a first task there",
         )
     elif declared or delayed.rules is not None:
-        yield Check("policies", f"{queues_word(len(declared))} with policies that all workers obey")
+        yield Check(
+            "policies", f"{queues_word(len(declared))} with policies that this app can apply"
+        )
+
+
+def _paused_part(pause: QueuePause) -> str:
+    part = f"task {pause.task}" if pause.task else ""
+    part += f"{' of ' * bool(part)}tenant {pause.tenant}" if pause.tenant else ""
+    return f"{part} in {pause.queue} is paused by {pause.by}"
 
 
 def _declared(delayed: Delayed) -> set[str]:

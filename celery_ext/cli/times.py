@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kombu_delayed.message.durations import has_unit, parse_length
+from kombu_delayed.message.durations import ANY, PERIOD, Bounds, has_unit, parse_length
 from kombu_delayed.message.envelope import parse_iso8601
 
 
@@ -16,9 +16,12 @@ class Span(click.ParamType):  # type: ignore[type-arg]
 
     name = "span"
 
+    def __init__(self, within: Bounds = ANY) -> None:
+        self._within = within
+
     def convert(self, value: Any, param: Any, ctx: Any) -> timedelta:
         try:
-            return parse_length(value)
+            return parse_length(value, self._within)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -49,3 +52,5 @@ class Time(click.ParamType):  # type: ignore[type-arg]
 
 TIME = Time()
 SPAN = Span()
+#: How long something lasts.
+LASTING = Span(PERIOD)

@@ -382,7 +382,7 @@ class Delayed(Queues):
 
     def pauses(self, queue: str | None = None) -> list[QueuePause]:
         """The paused queues and parts of queues: since when, until when, by whom and why."""
-        return pauses(self, self._names(queue))
+        return pauses(self, [queue] if queue else sorted({*self.queues(), *self.named}))
 
     @property
     def policies(self) -> Policies:

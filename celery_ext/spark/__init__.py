@@ -6,6 +6,7 @@ Nothing here imports pyspark before it is used.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.errors import OptionError
@@ -108,6 +109,11 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
     except (AnalysisException, OptionError):  # nothing was done
         raise
     except Exception as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error):
+            raise OptionError(
+                "Spark's Python processes do not find kombu-delayed: set PYSPARK_PYTHON to "
+                f"{sys.executable} before the session starts, or use celery_ext.spark.session()"
+            ) from error
         _tell_job(error, given.job_id)
         raise
     with connected(given) as delayed:

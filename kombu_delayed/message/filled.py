@@ -71,7 +71,9 @@ class Form:
         self._zstd_end = parts.behind.encode()
         content = parts.content.removesuffix(_RAW).decode()
         self._content = joiner(content, Values._fields)
-        self._same = joiner(same_of(whole[1:-1], parts.head).replace(body, "<gap:body>"), Values._fields)
+        self._same = joiner(
+            same_of(whole[1:-1], parts.head).replace(body, "<gap:body>"), Values._fields
+        )
 
     def fill(self, values: Values, raw: bytes) -> Filled:
         """The text of a message; `raw` is its body before base64."""

@@ -5,7 +5,6 @@ The form is described in store/lua/include/pack.lua, which does the same in scri
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import NamedTuple
 
@@ -53,9 +52,10 @@ _LONGEST_FRONT = 20
 
 _FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
 
-_FRONT = re.compile(rb".\d*\x01(.)(.)(.)", re.DOTALL)
 _ENDS = {form.encode(): text.encode() for form, text in BODY_ENDS.values()}
 _BEGINNINGS = {form.encode(): text.encode() for form, text in _FLAGS.items()}
+_BEHIND_BODY_BYTES, _BEHIND_ETA_BYTES = _BEHIND_BODY.encode(), _BEHIND_ETA.encode()
+_NO_PARENT = b'", "parent_id": null'
 
 
 def whole(id: str, front: str, text: str) -> str:
@@ -135,57 +135,68 @@ def glance(record: bytes) -> Glance | None:
 
 def unpack(field: str | bytes, record: bytes) -> bytes:
     """A record as it was before it was packed, if it is; `field` is its name in the hash."""
-    front = _FRONT.match(record)
-    if front is None:
+    at = record.find(b"\1", 1, _LONGEST_FRONT)
+    if at < 0 or (at > 1 and not record[1:at].isdigit()) or len(record) < at + 4:
         return record
     name = field if isinstance(field, bytes) else field.encode(errors="surrogateescape")
     id, is_one_of_many, number = name.rpartition(b"\x1f")
     if not (is_one_of_many and number.isdigit()):
         id = name
-    start = record[: front.start(1) - 1]
-    if front[1] == COMPRESSED:
-        (before, task, head, frame), at = parts_in(record, front.end(), 4)
-        if front[2] == b"u":
+    start, is_utc = record[:at], record[at + 2 : at + 3] == b"u"
+    is_compressed = record[at + 1 : at + 2] == COMPRESSED
+    try:
+        parts, end = parts_in(record, at + 4, 4 if is_compressed else 9)
+    except IndexError:
+        return record
+    if is_compressed:
+        before, task, head, frame = parts
+        if is_utc:
             head = BEFORE_ETA + head.replace(b'"', BEHIND_UTC + b'"', 1)
-        return _WHOLE_COMPRESSED % (start, before, task, id, head, frame, record[at:])
-    parts, at = parts_in(record, front.end(), 9)
+        return _WHOLE_COMPRESSED % (start, before, task, id, head, frame, record[end:])
     task, flags, eta, kwargs, origin, reply, route, args, body = parts
-    if front[2] == b"u":
-        eta = b'%b%b%b", "parent_id": null' % (eta, _BEHIND_ETA.encode(), id)
-    return _WHOLE % (
-        start,
-        body,
-        _ENDS.get(front[3], b""),
-        task,
-        id,
-        eta,
-        args,
-        kwargs,
-        origin,
-        _BEGINNINGS.get(front[1], b""),
-        flags,
-        id,
-        reply,
-        route,
-        record[at:],
+    # Joined, which takes two thirds of the time of `%`.
+    return b"".join(
+        (
+            start,
+            b"{",
+            body,
+            _ENDS.get(record[at + 3 : at + 4], b""),
+            _BEHIND_BODY_BYTES,
+            task,
+            b'", "id": "',
+            id,
+            b'", "shadow": null, "eta": ',
+            eta,
+            _BEHIND_ETA_BYTES + id + _NO_PARENT if is_utc else b"",
+            b', "argsrepr": "',
+            args,
+            b'", "kwargsrepr": "',
+            kwargs,
+            b'", "origin": "',
+            origin,
+            b'", "ignore_result": ',
+            _BEGINNINGS.get(record[at + 1 : at + 2], b""),
+            flags,
+            b'}, "properties": {"correlation_id": "',
+            id,
+            b'", "reply_to": "',
+            reply,
+            b'", "delivery_mode": 2, "delivery_info": {"exchange": "',
+            route,
+            b', "body_encoding": "base64", "delivery_tag": "',
+            record[end:],
+        )
     )
 
 
 def parts_in(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
-    """So many parts behind their lengths, and where they end."""
+    """So many parts behind their lengths, and where they end. Raises IndexError: it ends early."""
     parts = []
     for _ in range(count):
-        begin = at + 2
-        at = begin + int.from_bytes(record[at:begin], "big")
-        parts.append(record[begin:at])
+        end = at + 2 + (record[at] << 8 | record[at + 1])
+        parts.append(record[at + 2 : end])
+        at = end
     return parts, at
 
 
 _WHOLE_COMPRESSED = b"%b{%b" + HEADERS + b'%b", "id": "%b"%b' + BEFORE_FRAME + b'%b"%b'
-_WHOLE = (
-    b"%b{%b%b" + _BEHIND_BODY.encode() + b'%b", "id": "%b", "shadow": null, "eta": %b'
-    b', "argsrepr": "%b", "kwargsrepr": "%b", "origin": "%b", "ignore_result": %b%b'
-    b'}, "properties": {"correlation_id": "%b", "reply_to": "%b'
-    b'", "delivery_mode": 2, "delivery_info": {"exchange": "%b'
-    b', "body_encoding": "base64", "delivery_tag": "%b'
-)

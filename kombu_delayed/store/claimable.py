@@ -14,7 +14,8 @@ from .global_limits import Lack
 class Delivered(NamedTuple):
     """The answer of a deliver: records (priority step + message) and when to come back.
 
-    `next_due_ms` is 0 unless this consumer is the one that shall claim then.
+    `next_due_ms` is 0 unless this consumer shall claim then: it has promised to, or it has passed
+    the promise on and looks after it.
     """
 
     now_ms: int

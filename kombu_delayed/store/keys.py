@@ -258,6 +258,11 @@ def job_pace(ledger: str, prefix: str = "") -> str:
     return f"{prefix}kombu-delayed-job:{ledger}:pace"
 
 
+def archive_writer(path_digest: str, prefix: str = "") -> str:
+    """String: which job writes the archive of lifecycle events at a path."""
+    return f"{prefix}kombu-delayed-archive:{path_digest}"
+
+
 def format_version(prefix: str = "") -> str:
     """String: the version of the format of all these keys, as "major.minor"."""
     return f"{prefix}kombu-delayed:format"

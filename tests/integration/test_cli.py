@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -26,7 +27,7 @@ from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, checkup, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
-from celery_ext.policies import Fair, Limit
+from celery_ext.policies import Drain, Fair, Limit
 from kombu_delayed.inspection.doctor import Doctor
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
@@ -599,7 +600,7 @@ def test_policies_that_are_declared(cli: Cli) -> None:
     assert applied["policies"] == [{"Limit": {"concurrency": 2}}, {"Fair": {}}]
     assert not applied["differs"]
     checks = {each["name"]: each for each in cli.json("doctor", code=1)["checks"]}
-    assert checks["policies"]["text"] == "1 queue with policies that all workers obey"
+    assert checks["policies"]["text"] == "1 queue with policies that this app can apply"
     assert cli.json("limits")[0]["capacity"] == 2
     declare(cli.app, celery=[Limit(concurrency=3)])
     assert cli.json("limits")[0]["capacity"] == 2
@@ -607,10 +608,61 @@ def test_policies_that_are_declared(cli: Cli) -> None:
     assert "Limit(concurrency=2), Fair()" in shown
     assert "celery *" in shown
     assert "This app declares others" in shown
-    assert cli.json("drop-policies", "celery") == {"dropped": True}
+    kept = cli("drop-policies", "celery", input="n\n")
+    assert (kept.exit_code, "Remove all limits" in kept.stderr) == (1, True)
+    assert cli.json("limits")[0]["capacity"] == 2
+    assert cli.json("drop-policies", "celery", "-y") == {"dropped": True}
     assert cli.json("limits", code=1) == []
     assert "none" in cli.text("policies", "-Q", "celery")
-    assert "has no policies" in cli("drop-policies", "celery").output
+    assert "has no policies" in cli("drop-policies", "celery", "-y").output
+
+
+def host(message: Any) -> str:
+    return str(message.headers.get("host"))
+
+
+def test_policies_that_need_other_code(cli: Cli) -> None:
+    declare(cli.app, celery=[Limit(concurrency=2, by=host)])
+    cli.json("apply-policies", "-Q", "celery")
+    key = "{celery}:policies"
+    text = cli.client.hget(key, "text").replace(b"test_cli:host", b"gone:host")  # type: ignore[union-attr]
+    cli.client.hset(key, "text", text)
+    declare(cli.app, celery=[])
+    found = cli("limits")
+    assert "Limits of queue celery may be missing" in found.stderr
+    assert "gone:host" in found.stderr
+    told = cli("set-limit", "celery", "--concurrency", "3")
+    assert "this app cannot apply the policies of queue 'celery'" in told.output
+    checks = [each for each in cli.json("doctor", code=1)["checks"] if each["name"] == "policies"]
+    assert "cannot apply the policies of celery" in checks[0]["text"]
+    assert "gone:host" in checks[0]["text"]
+
+
+def test_limits_that_are_none(cli: Cli) -> None:
+    declare(cli.app, celery=[Drain("5/s", after="2s")], later=[Limit(concurrency=1)])
+    told = cli("set-limit", "celery", "late", "--rate", "50/s").output
+    assert "'late' is a Drain, and only the numbers of a Limit change" in told
+    found = cli("set-limit", "later", "--concurrency", "3", "--for", "-1h")
+    assert "'-1h' is not a length of time from 1ms" in found.output
+    found = cli("set-limit", "later", "--concurrency", "3")
+    assert (found.exit_code, "There is no queue" in found.stderr) == (0, False)
+    assert cli("pause", "later", "--tenant", "acme").exit_code == 0
+    checks = {each["name"]: each["text"] for each in cli.json("doctor", code=1)["checks"]}
+    assert checks["pauses"].startswith("tenant acme in later is paused by ")
+
+
+def test_shards_without_a_worker(cli: Cli) -> None:
+    """A queue with limits of its own, which another program has spread."""
+    spread = {"delayed_shards": {"mail": 3}}
+    cli.app.conf.broker_transport_options = {**cli.app.conf.broker_transport_options, **spread}
+    with closing(Delayed(cli.app)) as delayed:
+        for shard in delayed.shards("mail"):
+            delayed.store.schedule(shard, [entry("far", 2**43)])
+        first, *_ = delayed.shards("mail")
+        delayed.store.deliver(first, "w@1:7:abc-30000", 0, 1, lease_ms=30_000)
+    checks = {each["name"]: each for each in cli.json("doctor", code=1)["checks"]}
+    assert checks["shards"]["text"] == "2 tasks of mail in shards without a worker (1, 2)"
+    assert "must have one shard" in checks["shards"]["remedy"]
 
 
 def test_doctor_beside_a_busy_queue(cli: Cli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 from celery_ext.spark.events import (
     ArchiveError,
     Compacted,
+    archive_lock,
     compact,
     compact_archive,
     compaction,
@@ -22,6 +24,8 @@ from celery_ext.spark.events import (
     read_archive,
     watch,
 )
+from celery_ext.spark.events.archive_lock import ArchiveLock
+from celery_ext.spark.events.stream import EventOptions
 from tests.kit.spark import Run
 from tests.kit.told import told
 
@@ -96,6 +100,40 @@ def test_a_job_that_was_killed(log: Log, tell: Any, tmp_path: Path) -> None:
     tell(5)
     assert log() == 25
     assert numbers(path) == list(range(1, 56))
+
+
+def test_one_job_at_a_time(
+    log: Log,
+    tell: Any,
+    url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(archive_lock, "PATIENCE_SECONDS", 0.0)
+    tell(10)
+    other = ArchiveLock(EventOptions.parse({"broker": url}), str(tmp_path / "archive"))
+    with pytest.raises(ArchiveError, match=r"another job writes the archive .*: .*, process \d+"):
+        log()
+    assert log(path=str(tmp_path / "elsewhere")) == 10
+    other.free()
+    assert log() == 10
+    assert client.keys("kombu-delayed-archive:*") == []
+
+
+def test_a_job_that_has_lost_its_lock_stops(
+    url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still for longer than its lease, and another one went on."""
+    monkeypatch.setattr(archive_lock, "RENEW_SECONDS", 0.0)
+    monkeypatch.setattr(archive_lock, "LOOK_SECONDS", 0.01)
+    lock, stopped = ArchiveLock(EventOptions.parse({"broker": url}), "a"), threading.Event()
+    [key] = client.keys("kombu-delayed-archive:*")
+    assert 14_000 < client.pttl(key) <= 15_000
+    client.set(key, "another", px=15_000)
+    lock.keep(lambda: not stopped.is_set(), stopped.set)
+    assert stopped.wait(60)
+    assert client.get(key) == b"another"
 
 
 def test_an_archive_is_not_overwritten(log: Log, tell: Any, tmp_path: Path) -> None:

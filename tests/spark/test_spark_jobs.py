@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,27 @@ def test_csv(change: Run, client: redis.Redis, tmp_path: Path) -> None:
     path.write_text("user\n007\n")
     assert json.loads(change("cancel", *told).stdout)["accepted"] == 1
     assert len(check_backlog(client, "q")) == 1
+
+
+NUMBERS = """\
+id,task,countdown,priority,expires
+a,t,1e9,3.0,1800
+b,t,1e9,high,
+"""
+
+
+def test_numbers_in_csv(change: Run, client: redis.Redis, tmp_path: Path) -> None:
+    path, rejects = tmp_path / "rows.csv", tmp_path / "rejects"
+    path.write_text(NUMBERS)
+    result = change("schedule", path, "--rejects", str(rejects), "--json")
+    report = json.loads(result.stdout)
+    assert (report["accepted"], report["refused"]) == (1, 1)
+    [file] = rejects.iterdir()
+    assert json.loads(file.read_text())["reason"] == "priority takes a number, not 'high'"
+    payload = json.loads(b"{" + client.hget("{celery}:messages", "a").partition(b"{")[2])  # type: ignore[union-attr]
+    ahead = datetime.fromisoformat(payload["headers"]["expires"]) - datetime.now(timezone.utc)
+    assert timedelta(0) < ahead <= timedelta(seconds=1800)
+    assert payload["properties"]["priority"] == 3
 
 
 def test_parquet(

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
-from datetime import date
+from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import redis
 from kombu.utils.json import loads
+from pyarrow import parquet
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext.spark import cancel, schedule
 from celery_ext.spark.commands.files import read_rows
+from kombu_delayed.errors import OptionError
 from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.backlog import check_backlog, records
 from tests.kit.spark import Run, counts
@@ -26,6 +30,8 @@ pytestmark = pytest.mark.thorough
 #: Each has the rows that `files/make.py` writes; that of Spark is written here.
 FILES = Path(__file__).parent / "files"
 WRITERS = ("pandas2", "pandas3", "polars", "duckdb", "pyarrow", "spark")
+
+NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 
 #: No double is as exact.
 FIRST = "9007199254740993"
@@ -77,7 +83,7 @@ def test_files(
         assert left == ["amount", "email"]
         assert kwargs(client) == {FIRST: {}, "2": {}}
     finally:
-        spark.conf.unset("spark.sql.legacy.parquet.nanosAsLong")
+        spark.conf.unset(NANOS_AS_LONG)
 
 
 def test_columns_by_name(spark: SparkSession, url: str, client: redis.Redis) -> None:
@@ -95,6 +101,93 @@ def test_columns_by_name(spark: SparkSession, url: str, client: redis.Redis) -> 
     schedule(rows.select("id", "task", "eta", "email"), broker=url, extra_columns="headers")
     headers = {id: told["headers"]["email"] for id, told in messages(client).items()}
     assert headers == {FIRST: "ann@example.com", "2": None}
+
+
+WHEN = datetime(2100, 7, 1, 9, 30)
+NANOSECONDS = pa.timestamp("ns")
+
+
+def test_nanoseconds_in_any_column(
+    spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Also where an earlier file of the session had them."""
+    first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
+    rows = {"id": ["a"], "task": ["t"], "eta": pa.array([WHEN], NANOSECONDS)}
+    parquet.write_table(pa.table(rows), first)
+    more = {"Opened At": pa.array([WHEN], NANOSECONDS), "plan": ["gold"], "kwargs": [None]}
+    parquet.write_table(pa.table({**rows, **more}), second)
+    try:
+        for path in (first, second):
+            schedule(read_rows(spark, str(path)), broker=url, extra_columns="kwargs")
+            assert check_backlog(client, "celery") == {"a": eta_to_ms("2100-07-01T09:30:00Z")}
+            found = kwargs(client)["a"]
+            client.flushall()
+        assert found == {"Opened At": WHEN, "plan": "gold"}
+    finally:
+        spark.conf.unset(NANOS_AS_LONG)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ({"eta": WHEN, "kwargs": {"when": WHEN}}, "column kwargs.when has times in nanoseconds"),
+        ({"eta": WHEN, "args": [WHEN]}, r"column args.list.element has times in nanoseconds"),
+    ],
+)
+def test_nanoseconds_within_others(
+    column: dict[str, Any], words: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.parquet"
+    types = {
+        "eta": NANOSECONDS,
+        "kwargs": pa.struct({"when": NANOSECONDS}),
+        "args": pa.list_(NANOSECONDS),
+    }
+    arrays = {name: pa.array([value], types[name]) for name, value in column.items()}
+    parquet.write_table(pa.table({"id": ["a"], "task": ["t"], **arrays}), path)
+    try:
+        with pytest.raises(OptionError, match=words):
+            read_rows(spark, str(path))
+    finally:
+        spark.conf.unset(NANOS_AS_LONG)
+
+
+def test_files_with_other_times(spark: SparkSession, tmp_path: Path) -> None:
+    for unit in ("ns", "us"):
+        rows = {"id": ["a"], "task": ["t"], "eta": pa.array([WHEN], pa.timestamp(unit))}
+        parquet.write_table(pa.table(rows), tmp_path / f"{unit}.parquet")
+    try:
+        with pytest.raises(OptionError, match="column eta has times in nanoseconds in only one of"):
+            read_rows(spark, str(tmp_path), "parquet")
+    finally:
+        spark.conf.unset(NANOS_AS_LONG)
+
+
+def test_columns_without_any_value(
+    spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.parquet"
+    nothing = pa.nulls(1)
+    columns = dict.fromkeys(("args", "kwargs", "eta", "queue", "headers", "expires"), nothing)
+    rows = {"id": ["a"], "task": ["t"], "countdown": [1e9], "priority": nothing, **columns}
+    parquet.write_table(pa.table(rows), path)
+    assert schedule(read_rows(spark, str(path)), broker=url).accepted == 1
+    assert kwargs(client) == {"a": {}}
+    rows = spark.createDataFrame([("b", "t", 1e9)], "id string, task string, countdown double")
+    assert schedule(rows.withColumn("kwargs", F.lit(None)), broker=url).accepted == 1
+
+
+def test_columns_that_are_refused(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("a", "t", 1e9)], "id string, task string, countdown double")
+    variant = rows.select("*", F.expr("""parse_json('{"x": 1}') AS x"""))
+    with pytest.raises(AnalysisException, match="column x is of type variant: convert variants"):
+        schedule(variant, broker=url, extra_columns="kwargs")
+    grouped = rows.withColumn("group", F.lit("staff"))
+    with pytest.raises(AnalysisException, match="column 'group' would replace the header"):
+        schedule(grouped, broker=url, extra_columns="headers")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OptionError, match="has no rows: there is no parquet file, or it is empty"):
+        read_rows(spark, str(tmp_path / "empty"), "parquet")
 
 
 CSV = """user,when,plan

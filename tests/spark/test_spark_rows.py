@@ -108,6 +108,17 @@ def test_countdown_and_null_options() -> None:
     assert one(expires="2100-01-01")[3]["expires"] == datetime(2100, 1, 1)
 
 
+def test_numbers_in_files_of_text() -> None:
+    """Four digits are no year."""
+    row = one(countdown="2.5", priority="3.0", expires="1800")[3]
+    assert row == {"task_id": "a", "countdown": 2.5, "priority": 3, "expires": 1800.0}
+    [[_, _, _, given]], _ = made(
+        {"id": ["a"], "task": ["t"], "countdown": ["1"], "expires": ["3600"]},
+        time_zone="Europe/Berlin",
+    )
+    assert given["expires"] == 3600.0
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -117,7 +128,11 @@ def test_countdown_and_null_options() -> None:
         ({"args": "{}"}, "args takes a JSON list, not '{}'"),
         ({"args": "[1"}, "args is not JSON (Expecting"),
         ({"headers": '{"delayed_unique": "k"}'}, "unique tasks cannot be scheduled by a job"),
-        ({"expires": "soon"}, "expires takes a time in ISO 8601, not 'soon'"),
+        ({"expires": "soon"}, "expires takes seconds or a time in ISO 8601, not 'soon'"),
+        ({"eta": "1800"}, "eta takes a time in ISO 8601, not '1800': seconds are a countdown"),
+        ({"eta": None, "countdown": "soon"}, "countdown takes a number, not 'soon'"),
+        ({"priority": "high"}, "priority takes a number, not 'high'"),
+        ({"priority": "2.5"}, "priority takes a whole number, not 2.5"),
     ],
 )
 def test_refused(values: dict[str, Any], reason: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from kombu_delayed.message.envelope import step_char
 from kombu_delayed.store.keys import (
     QueueKeys,
+    archive_writer,
     format_version,
     http_form,
     http_host,
@@ -71,6 +72,7 @@ def test_keys_of_no_queue() -> None:
     assert job_report("mine", "app:") == "app:kombu-delayed-job:mine"
     assert job_pace("mine", "app:") == "app:kombu-delayed-job:mine:pace"
     assert job_state("mine", "app:") == "app:kombu-delayed-job:mine:state"
+    assert archive_writer("ab", "app:") == "app:kombu-delayed-archive:ab"
     assert jobs("app:") == "app:kombu-delayed-jobs"
     assert revoked_tasks("app:") == "app:kombu-delayed-revoked"
     assert http_tokens("app:") == "app:kombu-delayed-http:tokens"

@@ -16,7 +16,7 @@ from celery_ext.tasks.times import info_data
 
 from ..criteria import TEXT, complete_queue, queue_option
 from ..session import Session, command
-from ..times import SPAN
+from ..times import LASTING
 
 
 @command("limits")
@@ -25,6 +25,8 @@ def limits(session: Session, queue: str | None) -> None:
     """Show limits, their use and their busiest keys."""
     found = session.delayed.limits(queue)
     session.emit([info_data(each) for each in found])
+    for name, why in session.delayed.policies.strange(queue).items():
+        session.err.print(plain(f"Limits of queue {name} may be missing: {why}.", style="yellow"))
     if not found:
         session.nothing("There are no limits.")
     session.print(limits_table(found))
@@ -36,7 +38,7 @@ def limits(session: Session, queue: str | None) -> None:
 @click.option("--concurrency", type=int, help="How many tasks may run at once.")
 @click.option("--rate", help="How many tasks may start in a time, such as 100/m.")
 @click.option("--burst", type=int, help="How many of them at once after a pause.")
-@click.option("--for", "length", type=SPAN, help="Reset it after this time, such as 2h.")
+@click.option("--for", "length", type=LASTING, help="Reset it after this time, such as 2h.")
 @click.option("--why", default="", help="The reason, shown with the limit.")
 def set_limit(
     session: Session, queue: str, name: str | None, length: timedelta | None, **given: Any

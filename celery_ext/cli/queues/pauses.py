@@ -14,7 +14,7 @@ from celery_ext.tasks.times import info_data
 
 from ..criteria import TEXT, complete_queue
 from ..session import Session, command
-from ..times import SPAN
+from ..times import LASTING
 
 queue_argument = click.argument("queue", type=TEXT, shell_complete=complete_queue)
 
@@ -28,7 +28,7 @@ tenant_option = click.option("--tenant", type=TEXT, help="Only tasks of this ten
 @click.argument("queue", type=TEXT, shell_complete=complete_queue, required=False)
 @task_option
 @tenant_option
-@click.option("--for", "length", type=SPAN, help="Resume after this time, such as 2h.")
+@click.option("--for", "length", type=LASTING, help="Resume after this time, such as 2h.")
 @click.option("--why", default="", help="The reason, shown with the pause.")
 def pause(
     session: Session, queue: str | None, length: timedelta | None, why: str, **part: str | None

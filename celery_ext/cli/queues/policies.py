@@ -40,8 +40,11 @@ def apply_policies(session: Session, queue: str | None, yes: bool) -> None:
 
 @command("drop-policies")
 @click.argument("queue", type=TEXT, shell_complete=complete_queue)
-def drop_policies(session: Session, queue: str) -> None:
+@click.option("-y", "--yes", is_flag=True, help="Do not ask before policies are removed.")
+def drop_policies(session: Session, queue: str, yes: bool) -> None:
     """Remove all policies of a queue, until a worker that declares some starts."""
+    if not yes:
+        session.confirm(f"Remove all limits and other policies of queue {queue}, for all workers?")
     had_some = session.delayed.policies.drop(queue)
     session.emit({"dropped": had_some})
     if not had_some:

@@ -87,6 +87,13 @@ class Policies:
         change_declared(self._queues, queue, _paused)
         return found != _paused(found)
 
+    def strange(self, queue: str | None = None) -> dict[str, str]:
+        """Queues whose declared policies this app cannot apply, as it lacks code; each with why."""
+        names = [queue] if queue else self._queues.queues()
+        found = zip(names, _records(self._queues, names), strict=True)
+        reasons = {name: _why_not(self._queues, name, known) for name, known in found}
+        return {name: why for name, why in reasons.items() if why}
+
     def _names(self, queue: str | None) -> list[str]:
         own = self._queues.app.amqp.queues
         return [queue] if queue else [name for name in own if not _is_temporary(own[name])]
@@ -163,6 +170,18 @@ def rules_for(queues: Queues, queue: str) -> OwnRules | None:
         except OptionError as error:
             logger.info("Shown as this app declares it: %s", error)
     return cast("OwnRules | None", rules)
+
+
+def _why_not(queues: Queues, queue: str, known: PolicyRecord) -> str:
+    """Why this app cannot apply what is declared for a queue; empty: it can."""
+    if not known.text:
+        return ""
+    (shard, *_) = queues.store.shards.all(queue)
+    try:
+        (queues.rules or rules_to_follow()).follow(shard, known.text)
+    except OptionError as error:
+        return f"{error}; {known.by or 'another program'} declared them"
+    return ""
 
 
 def _shown(queue: str, known: PolicyRecord, differs: bool) -> QueuePolicies:

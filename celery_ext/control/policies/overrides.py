@@ -12,6 +12,7 @@ from kombu_delayed.store.policies.overrides import Override
 from ...app.queues import Queues
 from ...errors import QueryError
 from ...tasks.times import length_ms
+from .declared import Policies
 from .limit_usage import Declarations, place_of
 from .limits import LimitInfo, gate_usage, limit
 from .pauses import TEXT_SIZE, caller
@@ -72,9 +73,16 @@ def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
     found = own[0] if name is None and len(own) == 1 else declared.named(name or "")
     if found is not None and found.kind == "limit":
         return found
+    if why := Policies(queues).strange(queue):
+        raise QueryError(
+            f"this app cannot apply the policies of queue {queue!r}: {why[queue]}. Use the app "
+            "that declares them"
+        )
     known = ", ".join(repr(each.name) for each in own) or "none"
     asked = "name one of its limits" if name is None else f"there is no limit {name!r}"
-    raise QueryError(f"{asked}: this app declares for queue {queue!r}: {known}")
+    if found is not None:
+        asked = f"{name!r} is a {found.kind.capitalize()}, and only the numbers of a Limit change"
+    raise QueryError(f"{asked}: the limits of queue {queue!r} are: {known}")
 
 
 def _whole(name: str, given: Any) -> int | None:

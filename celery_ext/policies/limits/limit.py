@@ -128,7 +128,10 @@ class Limit(Gated):
         if isinstance(self.weight, int):
             return self.weight
         value = value_of(self.weight, message)
-        return min(max(int(1 if value is None else value), 0), MOST)
+        weight = 1 if value is None else int(value)
+        if weight < 0:
+            raise ValueError(f"the weight of a task is at least 0, not {value!r}")
+        return min(weight, MOST)
 
 
 class Drain(Gated):

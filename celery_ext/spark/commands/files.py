@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from pathlib import PurePath
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DoubleType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from kombu_delayed.errors import OptionError
 
@@ -16,13 +16,14 @@ FORMATS = ("parquet", "json", "csv")
 
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
-#: What is not text in a file of text. Arguments stay the JSON that they are: types that Spark finds
-#: would give each row all the members that any other one has.
-_TYPES: dict[str, DataType] = {
-    **dict.fromkeys(("id", "task", "args", "kwargs", "eta", "queue", "headers"), StringType()),
-    "countdown": DoubleType(),
-    "priority": IntegerType(),
-}
+#: These are read as text, so that a wrong one is refused with its row. Arguments stay the JSON that
+#: they are: types that Spark finds would give each row all the members that any other one has.
+_TEXTS = frozenset(
+    {
+        *("id", "task", "args", "kwargs", "eta", "countdown", "queue", "priority", "headers"),
+        "expires",
+    }
+)
 
 
 def read_rows(spark: SparkSession, path: str, format: str | None = None) -> DataFrame:
@@ -32,50 +33,114 @@ def read_rows(spark: SparkSession, path: str, format: str | None = None) -> Data
     that are not there or not of this format.
     """
     format = format or format_of(path)
+    try:
+        return _rows(spark, path, format)
+    except AnalysisException as error:
+        if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+            raise
+        raise OptionError(
+            f"{path} has no rows: there is no {format} file, or it is empty"
+        ) from None
+
+
+def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
     if format == "parquet":
         return _parquet(spark, path)
     reader = spark.read.option("mode", "FAILFAST")
     if format == "csv":
-        rows = reader.option("header", "true").option("escape", '"').csv(path)
-        numbers = {name: type_ for name, type_ in _TYPES.items() if type_ != StringType()}
-        casts = {name: rows[name].cast(numbers[name]) for name in rows.columns if name in numbers}
-        return rows.withColumns(casts)
+        return reader.option("header", "true").option("escape", '"').csv(path)
     # Where Spark looks for names and types, an error would not be one of its own.
     found = spark.read.option("mode", "DROPMALFORMED").json(path).schema
-    types = [StructField(each.name, _TYPES.get(each.name, each.dataType)) for each in found]
+    text = StringType()
+    types = [
+        StructField(each.name, text if each.name in _TEXTS else each.dataType) for each in found
+    ]
     return reader.schema(StructType(types)).json(path)
 
 
 def _parquet(spark: SparkSession, path: str) -> DataFrame:
     """Parquet files, also with times in nanoseconds, as pandas 2 writes them and Spark refuses."""
     try:
-        return spark.read.parquet(path)
+        rows = spark.read.parquet(path)
     except AnalysisException as error:
         if error.getCondition() != "PARQUET_TYPE_ILLEGAL" or "NANOS" not in str(error):
             raise
-    spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")  # also while they are read
-    rows = spark.read.parquet(path)
-    found = _NANOSECONDS.findall(_parquet_schema(spark, rows.inputFiles()[0]))
-    return rows.withColumns({name: _of_nanoseconds(name, utc == "true") for name, utc in found})
+        spark.conf.set(_NANOS_AS_LONG, "true")  # also while they are read
+        rows = spark.read.parquet(path)
+    files = rows.inputFiles()
+    if not files:
+        return rows
+    types = _parquet_types(spark, files[0])
+    casts = {
+        name: F.lit(None).cast("string")
+        for (name, *rest), type_ in types.items()
+        if type_ in _NOTHING and not rest and name in _TEXTS
+    }
+    if spark.conf.get(_NANOS_AS_LONG, "false") == "true":
+        times = _nanoseconds(types)
+        for file in files[1:MOST_FILES]:
+            if (others := _nanoseconds(_parquet_types(spark, file))) != times:
+                raise OptionError(_mixed(files[0], times, file, others))
+        casts |= {name: _of_nanoseconds(name, is_utc) for name, is_utc in times.items()}
+    return rows.withColumns(casts)
 
 
-#: Of the text of a schema as Parquet's own library writes it.
-_NANOSECONDS = re.compile(r"int64 (\S+) \(TIMESTAMP\(NANOS,(true|false)\)\)")
+_NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
+
+#: Where some times are in nanoseconds, so many files are compared with the first one.
+MOST_FILES = 1_000
+
+#: A column's name, or the names that lead to one within others.
+_Path = tuple[str, ...]
+
+#: What pandas and Arrow write of a column without any value: Spark takes it for numbers.
+_NOTHING = ("UNKNOWN", "NULL")
+
+_NANOSECONDS = {"TIMESTAMP(NANOS,true)": True, "TIMESTAMP(NANOS,false)": False}
 
 
-def _parquet_schema(spark: SparkSession, file: str) -> str:
+def _nanoseconds(types: Mapping[_Path, str]) -> dict[str, bool]:
+    """The columns with times in nanoseconds, and whether these are in UTC.
+
+    Raises OptionError for one within another column: Spark has no way to convert it there.
+    """
+    found = {path: _NANOSECONDS[type_] for path, type_ in types.items() if type_ in _NANOSECONDS}
+    for path in found:
+        if len(path) > 1:
+            raise OptionError(
+                f"column {'.'.join(path)} has times in nanoseconds within another column, which "
+                "Spark cannot read: write them in microseconds, with pandas "
+                "to_parquet(…, coerce_timestamps='us')"
+            )
+    return {name: is_utc for (name,), is_utc in found.items()}
+
+
+def _mixed(first: str, times: Mapping[str, bool], file: str, others: Mapping[str, bool]) -> str:
+    name, _ = min(times.items() ^ others.items())
+    return (
+        f"column {name} has times in nanoseconds in only one of {first} and {file}, or with "
+        "another zone: schedule the files one by one"
+    )
+
+
+def _parquet_types(spark: SparkSession, file: str) -> dict[_Path, str]:
+    """What Parquet's own library says that the values of each column mean."""
     jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
     parquet = jvm.org.apache.parquet.hadoop
     path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI.create(file))
     reader = parquet.ParquetFileReader.open(parquet.util.HadoopInputFile.fromPath(path, conf))
     try:
-        return str(reader.getFileMetaData().getSchema().toString())
+        columns = reader.getFileMetaData().getSchema().getColumns()
+        return {
+            tuple(each.getPath()): str(each.getPrimitiveType().getLogicalTypeAnnotation())
+            for each in columns
+        }
     finally:
         reader.close()
 
 
 def _of_nanoseconds(name: str, is_instant: bool) -> Column:
-    quoted = f"`{name}` div 1000"
+    quoted = f"`{name.replace('`', '``')}` div 1000"
     if is_instant:
         return F.expr(f"timestamp_micros({quoted})")
     seconds = f"CAST(({quoted}) / CAST(1000000 AS DECIMAL(7, 0)) AS DECIMAL(18, 6))"

@@ -15,11 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from ..options import as_texts
 from .archive_files import BATCH, PARTITIONS, ArchiveError, batches_of, by_day, exists
+from .archive_lock import ArchiveLock
 from .batches import SCHEMA
 from .stream import NAME, EventOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
+
+#: Of the queries of this process, by the ids of their runs.
+_locks: dict[str, ArchiveLock] = {}
 
 #: Seconds between two looks at how far a query is.
 _LOOK_SECONDS = 0.5
@@ -39,21 +43,30 @@ def log_events(
     It continues after the last archived event. It ends when it has written all current events, or
     runs until you stop it with an `interval` such as "30 seconds". The `checkpoint`
     (`path/_checkpoint`) belongs to the archive: if you lose it, use another path. `options` are
-    those of the source. Raises OptionError, and ArchiveError if batches would be overwritten.
+    those of the source. Raises OptionError, and ArchiveError if batches would be overwritten or
+    another job writes the archive.
     """
     options = {"broker": broker, **options}
-    EventOptions.parse(options)
+    given = EventOptions.parse(options)
     checkpoint = checkpoint or f"{path}/_checkpoint"
     _check(spark, path, checkpoint)
     trigger: dict[str, Any] = {"processingTime": interval} if interval else {"availableNow": True}
     events = spark.readStream.format(NAME).options(**as_texts(options)).load()
-    return (
-        events.writeStream.foreachBatch(_writer(path))
-        .option("checkpointLocation", checkpoint)
-        .queryName(f"archive {path}")
-        .trigger(**trigger)
-        .start()
-    )
+    lock = ArchiveLock(given, path)
+    try:
+        query = (
+            events.writeStream.foreachBatch(_writer(path))
+            .option("checkpointLocation", checkpoint)
+            .queryName(f"archive {path}")
+            .trigger(**trigger)
+            .start()
+        )
+    except BaseException:
+        lock.free()
+        raise
+    lock.keep(lambda: bool(query.isActive), query.stop)
+    _locks[query.runId] = lock
+    return query
 
 
 def _check(spark: SparkSession, path: str, checkpoint: str) -> None:
@@ -78,6 +91,14 @@ def watch(query: StreamingQuery, progress: Callable[[int], Any]) -> int:
 
     `progress` is called with the number of new events. Raises the error of a failed query.
     """
+    try:
+        return _watch(query, progress)
+    finally:
+        if not query.isActive and (lock := _locks.pop(query.runId, None)):
+            lock.free()
+
+
+def _watch(query: StreamingQuery, progress: Callable[[int], Any]) -> int:
     count, last, of_last, ended = 0, -1, 0, False
     while not ended:
         ended, before = bool(query.awaitTermination(_LOOK_SECONDS)), count

@@ -6,6 +6,7 @@ numbers that are missing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, time, timedelta, timezone
 from typing import Any
@@ -24,6 +25,9 @@ TIMES, NUMBERS = ("eta", "expires"), ("countdown", "expires", "priority")
 
 #: An ISO 8601 date without a time.
 _DAY_LENGTH = len("2026-12-01")
+
+#: A text that is a number of seconds, or a year for ISO 8601; one of eight digits may be a date.
+BARE_NUMBER = re.compile(r"\s*(\d{1,7}|\d{9,}|\d+\.\d*)\s*")
 
 _DAY_US, _QUARTER_US = 86_400_000_000, 900_000_000
 _LOCAL, _INSTANT = pyarrow.timestamp("us"), pyarrow.timestamp("us", "UTC")
@@ -100,6 +104,8 @@ def _offset_us(quarter: int, zone: ZoneInfo) -> int:
 
 def _read(text: str | None, options: WriteOptions) -> Any:
     """A time as text with its zone. What is none is left to be refused with its row."""
+    if text and BARE_NUMBER.fullmatch(text):
+        return text
     try:
         moment = parse_iso8601(text) if text else None
     except ValueError:

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kombu_delayed.store.calls.scripts import Call
+from kombu_delayed.store.calls.scripts import Call, script
 from kombu_delayed.store.calls.shards import Shards
 from kombu_delayed.store.keys import job_report, job_shards
 from kombu_delayed.store.store import Store
@@ -125,7 +125,7 @@ def keep_report(store: Store, job: Job, report: JobReport) -> None:
     """Leave a run's report where `read_report` finds it, in whichever process."""
     key = job_report(job.id, store.keys("").prefix)
     told = {name: value for name, value in asdict(report).items() if value or name != "dropped"}
-    store.run("SET", key, json.dumps(told), "EX", job.seconds)
+    script("keep_report")(store.run, report=key, text=json.dumps(told), seconds=job.seconds)
 
 
 def read_report(store: Store, job_id: str) -> JobReport | None:

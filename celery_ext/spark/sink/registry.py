@@ -10,15 +10,17 @@ from datetime import datetime
 from time import monotonic
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.errors import DelayedError
+from kombu_delayed.errors import DelayedError, ServerFull, translate
 from kombu_delayed.inspection.backlog import scan
 from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
 from kombu_delayed.store.store import Store
 
-from ..options import OPERATIONS
+from ..options import CANCEL, OPERATIONS
 from .job_ledger import Job, JobReport
 
 #: So many jobs are listed; older ones can be run again, too.
@@ -81,13 +83,20 @@ class JobState:
 
 
 def begin(store: Store, job: Job, label: str, total_rows: int = 0) -> None:
-    """Let a job be found, before its first row is written."""
+    """Let a job be found, before its first row is written.
+
+    On a full server a job that makes room goes on, though it is not listed.
+    """
     prefix = store.keys("").prefix
     fields = {"id": job.id, "operation": job.operation, "state": RUNNING}
     if total_rows:
         fields["total_rows"] = str(total_rows)
     _note(store, job, {**fields, "label": label[:_LABEL_LENGTH]}, begins=1)
-    store.run("ZADD", jobs(prefix), round(time.time() * 1000), job.ledger)
+    try:
+        store.run("ZADD", jobs(prefix), round(time.time() * 1000), job.ledger)
+    except ResponseError as error:
+        if job.operation != CANCEL or not isinstance(translate(error), ServerFull):
+            raise
     store.run("ZREMRANGEBYRANK", jobs(prefix), 0, -JOBS - 1)
 
 

@@ -13,13 +13,14 @@ import pyarrow
 
 from celery_ext.app.settings import suggestion
 from celery_ext.control.bulk.rows import Call, Pattern, RowError, Timed, check_time
+from celery_ext.tasks.body import CELERY_HEADERS
 from celery_ext.tasks.times import from_ms, from_now_ms
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 
 from ..arrow import Unreadable, iso_times, lists, slices, to_python
 from ..options import CANCEL, FAIL, HEADERS, KWARGS, RESCHEDULE, SCHEDULE, WriteOptions
-from .fitting import extra_columns, fitted
+from .fitting import BARE_NUMBER, extra_columns, fitted
 from .key_ids import key_id
 
 Row = dict[str, Any]
@@ -35,9 +36,9 @@ _TYPES = {
     "args": "string|array<.*>|struct<.*>",
     "kwargs": r"string|map<string,.*>|struct<.*>",
     "eta": _TIME,
-    "countdown": _NUMBER,
+    "countdown": f"{_NUMBER}|string",
     "queue": "string",
-    "priority": _NUMBER,
+    "priority": f"{_NUMBER}|string",
     "headers": "string|map<string,.*>|struct<.*>",
     "expires": f"{_TIME}|{_NUMBER}",
 }
@@ -50,6 +51,9 @@ COLUMNS = {
 
 #: Columns that make a row one for `Rows._call`.
 _SELDOM = ("countdown", "headers", "expires")
+
+#: A column, or a part of one, that is of this type; not a member that has it as its name.
+_VARIANT = re.compile(r"(^|[:<,] ?)variant($|[>,])")
 
 #: Patterns that are kept at a time.
 PATTERNS = 1_000
@@ -70,8 +74,17 @@ def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
         )
     if operation != SCHEDULE and options.extra_columns in (KWARGS, HEADERS):
         raise OptionError(f"option extra_columns={options.extra_columns} is for schedule only")
+    for name, type_ in types.items():
+        if _VARIANT.search(type_):
+            raise OptionError(f"column {name} is of type {type_}: convert variants with to_json")
+    taken = CELERY_HEADERS.intersection(extra) if options.extra_columns == HEADERS else ()
+    for name in sorted(taken):
+        raise OptionError(
+            f"column {name!r} would replace the header that Celery has under this name: rename it, "
+            "or set extra_columns=drop"
+        )
     for name in set(types) & set(known) - set(keys):
-        if not re.fullmatch(_TYPES[name], types[name]):
+        if types[name] != "void" and not re.fullmatch(_TYPES[name], types[name]):
             raise OptionError(f"column {name} cannot be of type {types[name]}{_hint(name)}")
     for missing in (name for name in keys if name not in types):
         raise OptionError(f"option key_columns names {missing!r}, which is not a column")
@@ -86,10 +99,11 @@ def _hint(name: str) -> str:
 def _check_needed(types: Mapping[str, str], options: WriteOptions) -> None:
     operation = options.operation
     if ("id" in types) == bool(options.key_columns):
+        near = "" if "id" in types else suggestion("id", [*types], "there are")
         raise OptionError(
             "give either a column id or the option key_columns, from which ids are made: a row "
             "must have the same id each time, or a task of Spark that is run again would "
-            f"{operation} it again"
+            f"{operation} it again{near}"
         )
     if operation == SCHEDULE and "task" not in types:
         raise OptionError(
@@ -248,7 +262,7 @@ class Rows:
             options["headers"] = headers
         _check_when(eta, countdown)
         if countdown is not None:
-            options["countdown"] = float(countdown) if type(countdown) is Decimal else countdown
+            options["countdown"] = _number("countdown", countdown)
         else:
             options["eta"] = eta
         if type(eta) is not datetime:
@@ -296,7 +310,10 @@ class Rows:
         self, key: Any, queue: str | None, eta: Any, countdown: Any
     ) -> tuple[str, str, str, str]:
         _check_when(eta, countdown)
-        due_ms = _eta_ms(eta) if countdown is None else from_now_ms("countdown", float(countdown))
+        if countdown is None:
+            due_ms = _eta_ms(eta)
+        else:
+            due_ms = from_now_ms("countdown", float(_number("countdown", countdown)))
         return self._where(queue), self._id(key), str(due_ms), from_ms(due_ms).isoformat()
 
 
@@ -308,9 +325,18 @@ def _named(task: str | None) -> str:
 
 def _whole(priority: Any) -> int:
     """A priority of a file in which whole numbers are of another type where some are missing."""
-    if priority != int(priority):
+    number = _number("priority", priority)
+    if number != int(number):
         raise RowError(f"priority takes a whole number, not {priority}")
-    return int(priority)
+    return int(number)
+
+
+def _number(name: str, value: Any) -> float:
+    """A number of whatever type its column has; in a file of text it is text."""
+    try:
+        return value if isinstance(value, (int, float)) else float(value)
+    except ValueError as error:
+        raise RowError(f"{name} takes a number, not {value!r}"[:200]) from error
 
 
 def _as_written(column: pyarrow.Array) -> list[Any]:
@@ -331,6 +357,8 @@ def _eta_ms(eta: Any) -> int:
 
 
 def _check_when(eta: Any, countdown: Any) -> None:
+    if isinstance(eta, str) and BARE_NUMBER.fullmatch(eta):  # of a year, for ISO 8601
+        raise RowError(f"eta takes a time in ISO 8601, not {eta!r}: seconds are a countdown")
     if (eta is None) == (countdown is None):
         found = "neither eta nor countdown" if eta is None else "both eta and countdown"
         raise RowError(f"the row has {found}; for a task that is to run now, give countdown 0")
@@ -342,9 +370,11 @@ def _expires(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return parse_iso8601(value)
+        return float(value) if BARE_NUMBER.fullmatch(value) else parse_iso8601(value)
     except ValueError as error:
-        raise RowError(f"expires takes a time in ISO 8601, not {value!r}"[:200]) from error
+        raise RowError(
+            f"expires takes seconds or a time in ISO 8601, not {value!r}"[:200]
+        ) from error
 
 
 def _list(value: Any) -> Any:

@@ -248,7 +248,7 @@ class BacklogWriter(DataSourceArrowWriter):
         if self.options.rejects:
             discard(self.options.rejects, self.job.run)
         if self.is_listed:
-            with suppress(OperationalError), connected(self.options) as delayed:
+            with suppress(OperationalError), connected(self.options, waits=True) as delayed:
                 end(delayed.store, self.job, None)
         logger.error(
             "Job %s has failed after some of its rows: run it again with job_id=%r, and these "

@@ -12,6 +12,8 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 from kombu_delayed.connection.cluster.connection import MOVING_SECONDS
 from kombu_delayed.connection.commands import pack
 from kombu_delayed.connection.connection import ServerConnection
+from kombu_delayed.errors import ServerFull, translate
+from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.store import Store
 
 Command = tuple[Any, ...]
@@ -41,6 +43,8 @@ class Transactions:
                 break
             # And MovedError, which is an AskError.
             is_elsewhere = any(isinstance(each, (AskError, TryAgainError)) for each in errors)
+            if any(isinstance(translate(each), ServerFull) for each in errors):
+                return self._by_script(commands)
             if not is_elsewhere or monotonic() > deadline:
                 raise errors[0]
             if isinstance(errors[0], MovedError):
@@ -50,6 +54,14 @@ class Transactions:
         for each in found:
             if isinstance(each, Exception):
                 raise each
+        return found
+
+    def _by_script(self, commands: Sequence[Command]) -> list[Any]:
+        keys = [*dict.fromkeys(key for _, key, *_ in commands)]
+        parts: list[Any] = []
+        for name, key, *rest in commands:
+            parts += len(rest) + 2, name, keys.index(key) + 1, *rest
+        found: list[Any] = script("together")(self._run, keys=keys, commands=parts)
         return found
 
     def _answers(self, commands: Sequence[Command]) -> list[Any]:

@@ -46,7 +46,11 @@ KINDS = {
     "dead-lost": ("dead letters have no message", "dropped"),
     "dead-orphan": ("dead letters have no note or no time, so they are not listed", "listed"),
     "silent": ("messages can be claimed, but no consumer was told", "wake tokens added"),
-    "untaken": ("a live consumer without messages takes no wake token", "wake tokens added again"),
+    "untaken": (
+        "a live consumer without messages takes no wake token (its log may say that it cannot "
+        "apply the policies)",
+        "wake tokens added again",
+    ),
 }
 
 #: Kinds that moves leave in good order.

@@ -7,6 +7,7 @@
 --   fields: name, text; …
 -- include: clock
 -- returns nothing; O(fields)
+redis.call('HDEL', state, '')  -- a full server lets a script write that has freed memory first
 local now_text = string.format('%.0f', now_ms)
 if begins == '1' then
   redis.call('DEL', state)

@@ -2,6 +2,10 @@
 -- ready.
 -- needs: wake armed consumer leased lease_ms waits
 -- `answer` has how many consumers there are in its fourth place, and gets a promise in its second.
+
+-- Who passes a promise on comes so much later itself: the one that got the token may be dead by then.
+local LOOK_AFTER_MS = 500
+
 local function pass_on(answer, more, has_taken, next_ms)
   if more then
     announce_ready()
@@ -19,12 +23,12 @@ local function pass_on(answer, more, has_taken, next_ms)
   if next_ms and (free or (leased == '0' and lease_ms > 0) or promised_ms > next_ms) then
     if has_taken and answer[4] > 1 then
       -- Its turn is over: the next one to come is who has waited longest.
-      redis.call('DEL', armed)
       announce_due(next_ms)
+      answer[2] = next_ms + LOOK_AFTER_MS
     else
-      redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
       answer[2] = next_ms
     end
+    redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
   elseif holder == consumer then
     redis.call('DEL', armed)
   end

@@ -1,0 +1,9 @@
+-- write_archive: be the one job that writes an archive of lifecycle events, for a while, or end it (ms 0).
+-- Twice is safe.
+-- keys: writer
+-- arguments: name ms:number
+-- returns the name of another job that writes it, or the empty string; O(1)
+local other = redis.call('GET', writer)
+if other and other ~= name then return other end
+if ms > 0 then redis.call('SET', writer, name, 'PX', ms) else redis.call('DEL', writer) end
+return ''
