@@ -92,16 +92,20 @@ def wait_for_ends(ledger: Ledger, count: int) -> list[dict[str, Any]]:
 
 def test_a_worker_that_declares_nothing_obeys(start: Start, app: Celery, ledger: Ledger) -> None:
     """Also when it is the only one left, and when it was there first."""
-    start("first")
+    first = start("first")
     declaring = start("declaring", {"celery": ONE})
-    start("later")
     send(app, "abcdefgh")
-    rows = wait_for_ends(ledger, 8)
+    wait_for_ends(ledger, 8)
     declaring.stop()
-    send(app, "ijklmnop")
+    send(app, "ijkl")
+    wait_for_ends(ledger, 12)
+    start("later")
+    first.stop()
+    send(app, "mnop")
     rows = wait_for_ends(ledger, 16)
     assert most_at_once(rows) == 1
-    assert {"first@test", "later@test"} <= {row["worker"] for row in rows[16:]}
+    assert {row["worker"] for row in rows[16:24]} == {"first@test"}
+    assert {row["worker"] for row in rows[24:]} == {"later@test"}
 
 
 def test_the_worker_that_started_last_says_what_holds(

@@ -143,6 +143,7 @@ class Consumers:
         # Moves put message and token at once, so who looks at messages first misses none.
         tokens = {name for name, _ in self._tokens_now()}
         holder = (run("GET", keys.armed) or b"").partition(b" ")[2].decode(errors="replace")
+        holder = holder.removesuffix("*")  # it has passed the promise on, and looks after it
         consumers = self._store.leases.consumers(self._queue)
         living = {name for name, left_ms, _ in consumers if left_ms > 0}
         missing = []

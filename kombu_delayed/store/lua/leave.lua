@@ -8,7 +8,7 @@
 redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script write that has freed memory first
 local left = give_back_some(limit, 0, 'released') + free_some(limit, running)
 if left > 0 then return left end
-if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
+if (redis.call('GET', armed) or ''):match(' (.-)%*?$') == consumer then redis.call('DEL', armed) end
 if redis.call('EXISTS', slots_held) == 0 then redis.call('ZREM', consumers, consumer) end
 if redis.call('EXISTS', consumers) == 0 then redis.call('DEL', granted_by) end
 redis.call('PERSIST', consumers)  -- those who are left let it expire, unless their code is older and cannot

@@ -22,7 +22,7 @@ end
 local left = give_back_some(limit, 1, 'reclaimed', is_poison)
 left = left + free_some(limit, {})
 if left > 0 then return {before - redis.call('HLEN', unacked), left, unpack(buried)} end
-if (redis.call('GET', armed) or ''):match(' (.*)$') == consumer then redis.call('DEL', armed) end
+if (redis.call('GET', armed) or ''):match(' (.-)%*?$') == consumer then redis.call('DEL', armed) end
 redis.call('ZREM', consumers, consumer)
 announce_all()
 expire_as_noted()

@@ -3,7 +3,8 @@
 -- needs: wake armed consumer leased lease_ms waits
 -- `answer` has how many consumers there are in its fourth place, and gets a promise in its second.
 
--- Who passes a promise on comes so much later itself: the one that got the token may be dead by then.
+-- Who passes a promise on comes so much later itself: the one that got the token may be dead by then. Its name has a
+-- star in `armed` then, and binds no other: who got the token, and claims before that, has to make the promise itself.
 local LOOK_AFTER_MS = 500
 
 local function pass_on(answer, more, has_taken, next_ms)
@@ -16,19 +17,20 @@ local function pass_on(answer, more, has_taken, next_ms)
     redis.call('ZREM', wake, 'now', 'due')
   end
   if waits == '0' then return end
-  local promised_ms, holder = (redis.call('GET', armed) or ''):match('^(%d+) (.*)$')
+  local promised_ms, holder, star = (redis.call('GET', armed) or ''):match('^(%d+) (.-)(%*?)$')
   promised_ms = tonumber(promised_ms)
-  local free = not holder or holder == consumer or promised_ms <= now_ms
+  local free = not holder or star == '*' or holder == consumer or promised_ms <= now_ms
   -- A newcomer takes the promise over: its holder may have died, and finds out when it has not.
   if next_ms and (free or (leased == '0' and lease_ms > 0) or promised_ms > next_ms) then
     if has_taken and answer[4] > 1 then
       -- Its turn is over: the next one to come is who has waited longest.
       announce_due(next_ms)
+      redis.call('SET', armed, string.format('%.0f %s*', next_ms, consumer))
       answer[2] = next_ms + LOOK_AFTER_MS
     else
+      redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
       answer[2] = next_ms
     end
-    redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
   elseif holder == consumer then
     redis.call('DEL', armed)
   end
