@@ -134,7 +134,7 @@ class QueueKeys:
 
     @cached_property
     def armed(self) -> str:
-        """String "due_ms consumer": the consumer that will claim at the next due time."""
+        """String "due_ms consumer": the consumer that will claim then; "*": half a second later."""
         return self._tagged("armed")
 
     @cached_property
