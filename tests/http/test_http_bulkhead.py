@@ -21,6 +21,8 @@ from tests.kit.jobs import Jobs, run_jobs
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 ALLOWED = ["127.0.0.1:*", "localhost:*"]
 
 

@@ -26,6 +26,8 @@ from tests.kit.policed import OpenApp
 from tests.kit.servers import Server
 from tests.kit.state import entry
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 LUA = ROOT / "kombu_delayed" / "store" / "lua"
 PAGES = [

@@ -23,6 +23,8 @@ from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 ONE, TWO = [written(Limit(concurrency=1))], [written(Limit(concurrency=2))]
 BY_FUNCTION = [{"Fair": {"by": {CODE: "tests.kit.declaring_app:region"}}}]
 

@@ -36,6 +36,8 @@ from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
 
+pytestmark = pytest.mark.thorough
+
 FOLDER = ROOT / "examples" / "deploy"
 GUIDE = ROOT / "docs" / "operations.md"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")

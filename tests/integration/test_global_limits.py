@@ -36,6 +36,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 PROVIDER = Limit(concurrency=SLOTS, name="provider", scope="global")
 POOL = pool_of("global%2Fprovider")
 SLOT = "global%2Fprovider:"

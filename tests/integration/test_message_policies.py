@@ -39,6 +39,8 @@ from tests.kit.policed import OpenApp, let_time_pass, take
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 HOUR_MS = 3_600_000
 NIGHT = Window("01:00-02:00", tz="Europe/Berlin", except_dates=["2026-12-24"])
 EACH: list[Policy] = [

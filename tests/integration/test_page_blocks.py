@@ -21,6 +21,8 @@ from celery_ext.cli import delayed
 from celery_ext.http.api.openapi import document
 from celery_ext.http.app import OPERATIONS
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("*.md"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = "pytester"
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "policies.md"

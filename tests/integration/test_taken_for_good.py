@@ -19,6 +19,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 numbers = count()
 
 QUEUES = ("celery", NO_ACK, BROADCAST)

@@ -12,6 +12,8 @@ import redis
 
 from tests.kit.servers import Server
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 
 #: Celery, Kombu and the standard library have branches of their own for such systems: they are

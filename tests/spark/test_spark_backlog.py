@@ -21,6 +21,8 @@ from celery_ext.spark.source.reader import BacklogReader
 from kombu_delayed.errors import OptionError
 from tests.kit.spark import JAN
 
+pytestmark = pytest.mark.thorough
+
 MINUTE = timedelta(minutes=1)
 UUID7 = "0e95dd67-9c00-7000-8000-000000000000"
 

@@ -28,6 +28,8 @@ from kombu_delayed.store.store import Store
 from kombu_delayed.transport.batch import Outbox
 from tests.kit.spark import counts, numbered
 
+pytestmark = pytest.mark.thorough
+
 ETA = datetime(2100, 1, 1, tzinfo=timezone.utc)
 
 

@@ -12,6 +12,8 @@ import pytest
 from kombu_delayed.embedded import server as embedded
 from kombu_delayed.testing import session
 
+pytestmark = pytest.mark.thorough
+
 pytest_plugins = "pytester"
 
 SHOP = """
