@@ -20,6 +20,9 @@ APP = "delayed_celery_app"
 
 START_SECONDS = 30
 
+#: Where results would be kept on a server of the app's own.
+RESULTS = ("redis", "rediss", "redis+socket", "sentinel")
+
 #: They would lead an app to another broker than its configuration.
 VARIABLES = (
     "CELERY_BROKER_URL",
@@ -83,29 +86,43 @@ def delayed_celery_app(pytestconfig: pytest.Config) -> Celery:
 def delayed_app(
     delayed_celery_app: Celery, delayed_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Celery]:
-    """The app under test, with the broker of this test."""
+    """The app under test, with the broker of this test, which also keeps results for Redis."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     app, url = delayed_celery_app, delayed_broker.url
-    settings = {
+    settings: dict[str, Any] = {
         "broker_url": url,
         "broker_read_url": url,
         "broker_write_url": url,
         "task_always_eager": False,
         "worker_hijack_root_logger": False,  # or pytest's caplog would hear nothing
     }
+    if str(app.conf.result_backend).partition("://")[0] in RESULTS:
+        settings["result_backend"] = delayed_broker.result_url
+    options = app.conf.broker_transport_options or {}
+    if options.get("delayed_replicas_to_wait"):  # this server has none
+        settings["broker_transport_options"] = {**options, "delayed_replicas_to_wait": 0}
     before = {name: app.conf.get(name) for name in settings}
     _disconnect(app)
     app.conf.update(settings)
     yield app
     _disconnect(app)
     app.conf.update(before)
+    _forget_results(app)
+
+
+def _forget_results(app: Celery) -> None:
+    """Have the next user of the result backend make it anew, as it is configured then."""
+    app._backend_cache = None
+    with suppress(AttributeError):
+        del app._local.backend
 
 
 def _disconnect(app: Celery) -> None:
     """Forget connections: to another broker, or to this one before it was emptied."""
     from kombu import pools
 
+    _forget_results(app)
     with suppress(AttributeError):
         app.delayed.close()
     pool, app._pool = app._pool, None

@@ -192,7 +192,9 @@ def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:
     alone = [
         name
         for name, each in sorted(metrics.items())
-        if not each.consumers and each.ready + each.delayed
+        if not each.consumers
+        and each.ready + each.delayed
+        and not delayed.store.run("EXISTS", delayed.store.keys(name).expires)  # such as replies
     ]
     yield _workers(metrics, consumers, alone)
     yield from _shards(by_shard)

@@ -9,6 +9,7 @@ import click
 from rich.text import Text
 
 from kombu_delayed.inspection.doctor import Doctor, Finding, examine_format, examine_server, upgrade
+from kombu_delayed.inspection.doctor.faults import HARMLESS
 from kombu_delayed.store.calls.shards import label, queue_of
 
 from ..tasks.formatting import number, plain, queue_data, queues_word, table
@@ -64,11 +65,15 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
 
 def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> None:
     queues = [each for each in findings if each.queue]
-    if queues:
-        session.print(_table(queues))
+    wrong = [each for each in queues if each.kind not in HARMLESS]
+    harmless = [each for each in queues if each.kind in HARMLESS]
+    if wrong:
+        session.print(_table(wrong, "what is wrong"))
     else:
         session.print(Text("✓  ", "green").append(f"Nothing is wrong in {queues_word(count)}."))
-    if not any(each.fixed < each.count and each.remedy for each in queues):
+    if harmless:
+        session.print(_table(harmless, "to know, and harmless"))
+    if not any(each.fixed < each.count and each.remedy for each in wrong):
         return
     if fix:
         session.print("A consumer that is not repaired takes no wake tokens: restart it.")
@@ -76,8 +81,8 @@ def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> 
         session.print("celery delayed doctor --fix repairs this.")
 
 
-def _table(findings: list[Finding]) -> Any:
-    made = table("queue", "", "what is wrong", "such as")
+def _table(findings: list[Finding], what: str) -> Any:
+    made = table("queue", "", what, "such as")
     made.columns[1].justify = "right"
     made.columns[2].no_wrap = False
     if any(each.fixed for each in findings):

@@ -6,7 +6,8 @@ try:
     import django.tasks  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        f"celery_ext.django runs the tasks of Django 6 and later, which is not here: {error}"
+        "celery_ext.django runs the tasks of Django 6 and later. With an older Django, leave it "
+        f"out of the app's imports (CELERY_IMPORTS): {error}"
     ) from error
 
 from . import worker

@@ -15,7 +15,7 @@ from ..store.global_limits import is_global
 from ..store.keys import SEPARATOR, QueueKeys
 from ..store.store import Store
 from .keyspace import text
-from .state import QueueState, dump
+from .state import QueueState, dump, merged
 
 POLL_SECONDS = 0.005
 
@@ -52,8 +52,10 @@ class Broker:
         return self._stores[prefix]
 
     def dump(self, queue: str, prefix: str = "") -> QueueState:
-        """The whole of a queue as plain data."""
-        return dump(self.store(prefix), queue)
+        """The whole of a queue as plain data, with all of its shards."""
+        store = self.store(prefix)
+        store.shards.look_again()
+        return merged([dump(store, shard) for shard in store.shards.all(queue)])
 
     def empty(self) -> None:
         """Drop all there is, results as well."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from copy import copy
+from itertools import chain
 from typing import Any, TypedDict
 
 from ..inspection.backlog import Backlog
@@ -62,6 +64,21 @@ def dump(store: Store, queue: str) -> QueueState:
         )
     ]
     return {**living, "dead": dead}  # type: ignore[typeddict-item]
+
+
+def merged(states: list[QueueState]) -> QueueState:
+    """The states of a queue's shards as one; delayed messages are in due order again."""
+    if len(states) == 1:
+        return states[0]
+    found: dict[str, Any] = {}
+    for name, value in states[0].items():
+        each: list[Any] = [state[name] for state in states]  # type: ignore[literal-required]
+        if isinstance(value, list):
+            found[name] = [*chain.from_iterable(each)]
+        else:
+            found[name] = dict(ChainMap(*each)) if isinstance(value, dict) else value
+    found["delayed"].sort(key=lambda message: message["due_ms"])
+    return found  # type: ignore[return-value]
 
 
 def _dead_steps(store: Store, queue: str, ids: list[str]) -> list[int]:

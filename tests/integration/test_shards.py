@@ -23,6 +23,7 @@ from kombu_delayed.inspection.dead_letters import DeadLetters
 from kombu_delayed.migrate import Move, ToStock
 from kombu_delayed.store.calls import shards as shards_module
 from kombu_delayed.store.calls.shards import shard_name
+from kombu_delayed.transport.replies import lifetimes
 from tests.kit.heard import heard
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
@@ -42,6 +43,10 @@ def send(connection: Connection, *bodies: Any, **options: Any) -> None:
     producer = connection.Producer(exchange=MAIL.exchange, routing_key="mail")
     for body in bodies:
         producer.publish(body, message_id=str(body), declare=[MAIL], **options)
+
+
+def send_to(connection: Connection, queue: Queue, body: str) -> None:
+    connection.Producer().publish(body, routing_key=queue.name)
 
 
 def sizes(connection: Connection) -> list[int]:
@@ -75,6 +80,40 @@ def mail_app(connection: Connection) -> Celery:
 
 
 # Kombu.
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"expires": 60}, {"auto_delete": True}, {"exclusive": True}],
+    ids=["expires", "auto_delete", "exclusive"],
+)
+def test_temporary_queues_are_not_spread(
+    given: dict[str, Any], connect: Connect, client: redis.Redis
+) -> None:
+    """They would leave their numbers behind, one for each client that there ever was."""
+    connection = connect(delayed_shards=3)
+    queue = Queue("temporary", durable=False, **given)
+    inbox = Inbox(connection, queue)
+    send_to(connection, queue, "a")
+    assert inbox.receive(1) == ["a"]
+    with pytest.raises(connection.channel_errors):
+        connection.default_channel.queue_declare("none", passive=True)
+    assert not client.keys("*shards*")
+    send(connection, "b")
+    assert [int(n) for n in client.hvals("kombu-delayed-shards")] == [3]
+    assert client.hkeys("kombu-delayed-shards") == [b"mail"]
+
+
+def test_replies_are_not_spread(connect: Connect, client: redis.Redis) -> None:
+    """Also by the program that sends them, which does not declare their queue."""
+    connection = connect(delayed_shards=3)
+    lifetimes.note("replies", 60_000)
+    try:
+        connection.SimpleQueue("replies").put("a")
+        assert client.llen("replies") == 1
+    finally:
+        lifetimes.pop("replies")
+    assert not client.keys("*shards*")
 
 
 @pytest.mark.parametrize("headers", [{}, {"x-delay": 3_600_000}])

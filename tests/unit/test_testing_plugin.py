@@ -265,6 +265,46 @@ def test_the_clock(project: pytest.Pytester) -> None:
     found.assert_outcomes(passed=8)
 
 
+def test_settings_for_production(project: pytest.Pytester) -> None:
+    """Results in a Redis of the app's own, replicas, and shards."""
+    found = run(
+        project,
+        """
+        import pytest
+        import shop
+
+        @pytest.fixture(scope="session")
+        def delayed_celery_app():
+            shop.app.conf.result_backend = "redis://127.0.0.1:1/0"
+            shop.app.conf.broker_transport_options = {
+                "delayed_replicas_to_wait": 1,
+                "delayed_shards": {"celery": 12},
+            }
+            return shop.app
+
+        def test_sends(delayed_app, delayed_broker):
+            assert shop.app.backend is not None
+            for name in "abcdef":
+                shop.remind.apply_async((name,), countdown=60)
+            state = delayed_broker.dump("celery")
+            assert len(state["delayed"]) == 6
+            due = [each["due_ms"] for each in state["delayed"]]
+            assert due == sorted(due)
+
+        def test_results(delayed_app, delayed_broker, delayed_worker):
+            assert shop.remind.delay("ada").get(timeout=60) is None
+            assert shop.app.conf.result_backend == delayed_broker.result_url
+
+        def test_settings_are_back():
+            assert shop.app.conf.result_backend == "redis://127.0.0.1:1/0"
+            assert shop.app.conf.broker_transport_options["delayed_replicas_to_wait"] == 1
+        """,
+        "-W",
+        "ignore",
+    )
+    found.assert_outcomes(passed=3)
+
+
 def test_app_has_to_be_named(pytester: pytest.Pytester) -> None:
     found = run(pytester, "def test_it(delayed_worker): pass")
     found.assert_outcomes(errors=1)

@@ -1,5 +1,7 @@
 import os
 
+import django
+
 SECRET_KEY = "for this example only"
 ALLOWED_HOSTS = ["localhost"]
 INSTALLED_APPS = ["shop"]
@@ -12,7 +14,7 @@ CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": "shop:", "delayed_max_del
 CELERY_RESULT_BACKEND = os.environ.get("RESULT_BACKEND", "redis://localhost:6379/1")
 
 # For Django's own tasks, from Django 6 on.
-CELERY_IMPORTS = ["celery_ext.django"]
+CELERY_IMPORTS = ["celery_ext.django"] if django.VERSION >= (6,) else []
 TASKS = {
     "default": {
         "BACKEND": "celery_ext.django.CeleryBackend",

@@ -6,6 +6,7 @@ there is something in it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -30,6 +31,9 @@ LOOK_SECONDS = 10.0
 
 #: While the node that knows the number cannot be reached, it is asked this often.
 RETRY_SECONDS = 1.0
+
+#: So many queues that are kept whole are remembered.
+WHOLE = 10_000
 
 #: Queues of Celery's remote control and events, of which each process has some.
 CELERY_OWN = re.compile(r"\.pidbox$|^celeryev\.")
@@ -82,11 +86,18 @@ class Shards:
         self._key = shard_counts(prefix)
         self._configured = configured
         self._most: dict[str, int] = {}
+        self._whole: set[str] = set()
         self._looked_at = -LOOK_SECONDS
+
+    def keep_whole(self, queue: str) -> None:
+        """Spread a queue over no shards: it is temporary, and would leave its number behind."""
+        if len(self._whole) >= WHOLE:
+            self._whole.clear()
+        self._whole.add(queue)
 
     def count(self, queue: str) -> int:
         """Over how many shards messages are spread that are sent now."""
-        if self._configured == 1:
+        if self._configured == 1 or queue in self._whole:
             return 1
         if not isinstance(self._configured, int):
             return self._configured.get(queue, 1)
@@ -97,7 +108,8 @@ class Shards:
         count = self.count(queue)
         if count == 1:
             return queue
-        self._known(queue)
+        if count > self._known(queue):
+            self._most[queue] = self._raise(queue, count)
         return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
 
     #: Where to send a message: to its home, or to a shard that can take it.
@@ -105,8 +117,9 @@ class Shards:
 
     def all(self, queue: str) -> tuple[str, ...]:
         """All that there may be messages in, also when fewer are filled now."""
-        if not _can_be_spread(queue) or (count := self._known(queue)) == 1:
+        if not _can_be_spread(queue):
             return (queue,)
+        count = max(self._known(queue), self.count(queue))
         return tuple(shard_name(queue, n) for n in range(count))
 
     def nearest(self, queue: str, id: str) -> tuple[str, ...]:
@@ -128,12 +141,13 @@ class Shards:
         if self._most.pop(queue, 1) > 1:
             self._run("HDEL", self._key, queue)
 
-    def _raise(self, queue: str, key: str, count: int) -> int:
+    def _raise(self, queue: str, count: int) -> int:
         """Remember that a queue is spread over so many; returns the most that it ever was."""
-        most: int = script("shards")(self._run, counts=key, queue=queue, count=count)
+        most: int = script("shards")(self._run, counts=self._key, queue=queue, count=count)
         return most
 
     def _known(self, queue: str) -> int:
+        """The most that it was spread over, as far as that is remembered."""
         now = monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
             found = pairs(self._run("HGETALL", self._key))
@@ -141,10 +155,7 @@ class Shards:
                 name.decode(errors="surrogateescape"): int(count) for name, count in found
             }
             self._looked_at = now
-        count, most = self.count(queue), self._most.get(queue, 1)
-        if count > most:
-            most = self._most[queue] = self._raise(queue, self._key, count)
-        return most
+        return self._most.get(queue, 1)
 
 
 class QueueShards(Shards):
@@ -165,6 +176,8 @@ class QueueShards(Shards):
         self._prefix = prefix
         self._is_down = is_down
         self._seen_at: dict[str, float] = {}
+        #: While the node that knows cannot be reached: when to ask it again.
+        self._ask_at: dict[str, float] = {}
 
     def look_again(self) -> None:
         """Ask Redis with the next call, for who must miss none."""
@@ -195,20 +208,30 @@ class QueueShards(Shards):
         if self._most.pop(queue, 1) > 1:
             self._run("DEL", shard_count(queue, self._prefix))
 
-    def _known(self, queue: str) -> int:
-        """As far as the node that knows can be asked, or could before, and else as configured."""
-        now, count = monotonic(), self.count(queue)
-        if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:
-            try:
-                self._look(queue, count)
-                self._seen_at[queue] = now
-            except UNREACHABLE as error:
-                self._seen_at[queue] = now - LOOK_SECONDS + RETRY_SECONDS
-                logger.info("Cannot ask how many shards queue %r has now: %s", queue, error)
-        return max(self._most.get(queue, 1), count)
-
-    def _look(self, queue: str, count: int) -> None:
+    def _raise(self, queue: str, count: int) -> int:
+        if monotonic() < self._ask_at.get(queue, -math.inf):
+            return 1  # it is tried again
         key = shard_count(queue, self._prefix)
-        self._most[queue] = int(self._run("HGET", key, queue) or 1)
-        if count > self._most[queue]:
-            self._most[queue] = self._raise(queue, key, count)
+        try:
+            most: int = script("shards")(self._run, counts=key, queue=queue, count=count)
+        except UNREACHABLE as error:
+            self._cannot_ask(queue, error)
+            return 1
+        return most
+
+    def _known(self, queue: str) -> int:
+        """As far as the node that knows can be asked, or could before."""
+        now = monotonic()
+        if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:
+            self._seen_at[queue] = now
+            try:
+                key = shard_count(queue, self._prefix)
+                self._most[queue] = int(self._run("HGET", key, queue) or 1)
+            except UNREACHABLE as error:
+                self._cannot_ask(queue, error)
+        return self._most.get(queue, 1)
+
+    def _cannot_ask(self, queue: str, error: BaseException) -> None:
+        self._ask_at[queue] = monotonic() + RETRY_SECONDS
+        self._seen_at[queue] = monotonic() - LOOK_SECONDS + RETRY_SECONDS
+        logger.info("Cannot ask how many shards queue %r has now: %s", queue, error)

@@ -35,6 +35,8 @@ class PublishingChannel(ConnectingChannel):
             when = by_header.argument if by_header else ""
         entry = Entry(message_id(message), step, to_json(message), when)
         expires_ms = self._expires.get(queue) or -lifetimes[queue]
+        if expires_ms:
+            self.store.shards.keep_whole(queue)
         unique = unique_key(message)
         plans_later = unique is None and getattr(batch, "plans_later", False)
         if (rules := self.rules) is not None and not plans_later:

@@ -25,6 +25,8 @@ class QueueChannel(ConnectingChannel):
                 "the keys of lists (transport option sep)"
             )
         super()._new_queue(queue, *args, **kwargs)
+        if queue in self._expires or queue in self.auto_delete_queues or kwargs.get("exclusive"):
+            self.store.shards.keep_whole(queue)
 
     def _sizes(self, queue: str) -> list[Size]:
         return [self.store.size(shard) for shard in self.store.shards.all(queue)]
