@@ -108,21 +108,15 @@ def delayed_app(
     yield app
     _disconnect(app)
     app.conf.update(before)
-    _forget_results(app)
-
-
-def _forget_results(app: Celery) -> None:
-    """Have the next user of the result backend make it anew, as it is configured then."""
-    app._backend_cache = None
-    with suppress(AttributeError):
-        del app._local.backend
 
 
 def _disconnect(app: Celery) -> None:
-    """Forget connections: to another broker, or to this one before it was emptied."""
+    """Forget connections: to another broker or its results, or to this one before it was empty."""
     from kombu import pools
 
-    _forget_results(app)
+    app._backend_cache = None
+    with suppress(AttributeError):
+        del app._local.backend
     with suppress(AttributeError):
         app.delayed.close()
     pool, app._pool = app._pool, None

@@ -243,8 +243,7 @@ def _policies(
     delayed: Delayed, metrics: dict[str, Metrics], consumers: list[ConsumerInfo]
 ) -> Iterator[Check]:
     consumed = {each.queue for each in consumers}
-    declared = [each for each in delayed.policies() if each.queue in metrics]
-    strange = {name: why for name, why in delayed.policies.strange().items() if name in metrics}
+    strange = delayed.policies.strange([*metrics])
     for name, why in strange.items():
         yield Check(
             "policies",
@@ -252,7 +251,7 @@ def _policies(
             "workers of this app take nothing from that queue: start them with the code that "
             "declares its policies, or without the queue",
         )
-    declared = [each for each in declared if each.queue not in strange]
+    declared = delayed.policies.of([name for name in metrics if name not in strange])
     if unlike := [each.queue for each in declared if each.differs and each.queue in consumed]:
         yield Check(
             "policies",

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeGuard
 from . import zstd
 from .compressing import compress as compress_text
 from .compressing import digest_of, escaped, same_of, split
-from .packing import BEFORE_ETA, BEHIND_UTC, BODY_ENDS, COMPRESSED, LONGEST_PART, length, parts_in
+from .packing import BEFORE_ETA, BEHIND_UTC, COMPRESSED, LONGEST_PART, length, parts_in, without_end
 from .packing import pack as pack_text
 
 _GAP = re.compile(r"<gap:(\w+)>")
@@ -84,10 +84,8 @@ class Form:
     def packed(self, front: str, values: Values) -> bytes:
         """What `packing.pack` makes of a message. Raises OverflowError: a part is too long."""
         body, _, eta, args, kwargs, tag = values
-        form, end = BODY_ENDS.get(body[-4:], ("-", ""))
-        if not body.endswith(end):
-            form, end = "-", ""
-        body = self._in_front_of_body + body[: len(body) - len(end)]
+        form, body = without_end(body)
+        body = self._in_front_of_body + body
         eta = f'"{eta.removesuffix(_UTC)}'
         return (
             f"{front}{self._begin}{form}{self._before}{length(eta)}{eta}{length(kwargs)}{kwargs}"

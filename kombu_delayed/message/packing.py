@@ -9,7 +9,7 @@ from functools import cache
 from typing import NamedTuple
 
 #: Behind the arguments, in base64; by the last letters.
-BODY_ENDS = {
+_BODY_ENDS = {
     "XQ==": (
         "a",
         "LCB7ImNhbGxiYWNrcyI6IG51bGwsICJlcnJiYWNrcyI6IG51bGwsICJjaGFpbiI6IG51bGws"
@@ -52,7 +52,7 @@ _LONGEST_FRONT = 20
 
 _FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
 
-_ENDS = {form.encode(): text.encode() for form, text in BODY_ENDS.values()}
+_ENDS = {form.encode(): text.encode() for form, text in _BODY_ENDS.values()}
 _BEGINNINGS = {form.encode(): text.encode() for form, text in _FLAGS.items()}
 _BEHIND_BODY_BYTES, _BEHIND_ETA_BYTES = _BEHIND_BODY.encode(), _BEHIND_ETA.encode()
 _NO_PARENT = b'", "parent_id": null'
@@ -81,10 +81,7 @@ def pack(id: str, front: str, text: str) -> str | bytes:
         flags_form, flags = flags[0], flags[len(usual) :]
     if eta.endswith(usual := f'{_BEHIND_ETA}{id}", "parent_id": null'):
         eta_form, eta = "u", eta[: -len(usual)]
-    body_form, end = BODY_ENDS.get(body[-4:], ("-", ""))
-    if not body.endswith(end):
-        body_form, end = "-", ""
-    body = body[1 : len(body) - len(end)]
+    body_form, body = without_end(body[1:])
     try:
         return (
             f"{front}\1{flags_form}{eta_form}{body_form}"
@@ -94,6 +91,12 @@ def pack(id: str, front: str, text: str) -> str | bytes:
         ).encode("latin-1")
     except OverflowError:  # one part is too long
         return front + text
+
+
+def without_end(body: str) -> tuple[str, str]:
+    """The letter for what is behind the arguments, and a body in base64 without that."""
+    form, end = _BODY_ENDS.get(body[-4:], ("-", ""))
+    return (form, body[: len(body) - len(end)]) if body.endswith(end) else ("-", body)
 
 
 def length(text: str) -> str:

@@ -160,10 +160,11 @@ def _bytes(form: str) -> Line:
     )
 
 
-def _cost(verb: str, form: str) -> Line:
+def cost(what: str, verb: str, form: str) -> Line:
+    """How much more a form may cost than a plain message."""
     name, plain = f"{form} {verb}", f"plain {verb}"
     return Line(
-        f"{VERBS[verb]}: {form}, and plain",
+        f"{what}: {form}, and plain",
         f"{{{name}:.1f}} µs, {{{plain}:.1f}} µs",
         f"≤ {1 + MORE[form]:.2f}",
         (name, plain),
@@ -178,7 +179,11 @@ def in_turns(turns: int) -> Iterator[Sequence[str]]:
         yield FORMS[at:] + FORMS[:at]
 
 
-@benchmark("forms", *map(_bytes, FORMS), *(_cost(verb, form) for verb in VERBS for form in MORE))
+@benchmark(
+    "forms",
+    *map(_bytes, FORMS),
+    *(cost(VERBS[verb], verb, form) for verb in VERBS for form in MORE),
+)
 def forms(rig: Rig) -> Figures:
     """Medians of turns: what else the machine does meets all forms."""
     found = {f"{form} bytes": memory(rig, form) for form in FORMS}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from tests.benchmarks.forms import MORE, argument, in_turns
-from tests.benchmarks.report import Figures, Line, benchmark, medians
+from tests.benchmarks.forms import MORE, argument, cost, in_turns
+from tests.benchmarks.report import Figures, benchmark, medians
 from tests.benchmarks.rig import Rig
 from tests.benchmarks.spark import (
     PAYLOADS,
@@ -22,6 +21,10 @@ from tests.benchmarks.spark import (
 )
 
 TURNS = 3
+VERBS = {
+    "write": "Spark's `schedule` of {count:,.0f} tasks with 300 B of arguments, for a task",
+    "read": "Spark's `backlog` of these, with payloads, for a task",
+}
 
 
 def write_file(path: Path, count: int) -> None:
@@ -79,23 +82,8 @@ def turn(url: str, path: Path, form: str, few: int, count: int) -> Figures:
         return {f"{form} {verb}": seconds / count * 1e6 for verb, seconds in found.items()}
 
 
-def _cost(verb: str, form: str) -> Line:
-    name, plain = f"{form} {verb}", f"plain {verb}"
-    call: Callable[[str], str] = {
-        "write": "Spark's `schedule` of {count:,.0f} tasks with 300 B of arguments",
-        "read": "Spark's `backlog` of these, with payloads",
-    }.__getitem__
-    return Line(
-        f"{call(verb)}: for each, {form}, and plain",
-        f"{{{name}:.1f}} µs, {{{plain}:.1f}} µs",
-        f"≤ {1 + MORE[form]:.2f}",
-        (name, plain),
-        lambda f: f[name] <= f[plain] * (1 + MORE[form]),
-    )
-
-
 @benchmark(
-    "spark-forms", *(_cost(verb, form) for verb in ("write", "read") for form in MORE), rounds=1
+    "spark-forms", *(cost(VERBS[verb], verb, form) for verb in VERBS for form in MORE), rounds=1
 )
 def spark_forms(rig: Rig) -> Figures:
     """In turns, each form first in one of them."""

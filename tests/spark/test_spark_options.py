@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_ext.spark.options import ReadOptions, WriteOptions, as_texts
-from celery_ext.spark.sink.rows import check_columns
+from celery_ext.spark.sink.fitting import check_columns
 from kombu_delayed.errors import OptionError
 
 pytestmark = pytest.mark.thorough

@@ -25,7 +25,8 @@ def limits(session: Session, queue: str | None) -> None:
     """Show limits, their use and their busiest keys."""
     found = session.delayed.limits(queue)
     session.emit([info_data(each) for each in found])
-    for name, why in session.delayed.policies.strange(queue).items():
+    names = [queue] if queue else session.delayed.queues()
+    for name, why in session.delayed.policies.strange(names).items():
         session.err.print(plain(f"Limits of queue {name} may be missing: {why}.", style="yellow"))
     if not found:
         session.nothing("There are no limits.")

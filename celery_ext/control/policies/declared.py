@@ -87,12 +87,13 @@ class Policies:
         change_declared(self._queues, queue, _paused)
         return found != _paused(found)
 
-    def strange(self, queue: str | None = None) -> dict[str, str]:
-        """Queues whose declared policies this app cannot apply, as it lacks code; each with why."""
-        names = [queue] if queue else self._queues.queues()
-        found = zip(names, _records(self._queues, names), strict=True)
-        reasons = {name: _why_not(self._queues, name, known) for name, known in found}
-        return {name: why for name, why in reasons.items() if why}
+    def strange(self, queues: Sequence[str]) -> dict[str, str]:
+        """Of these queues, those whose policies this app has no code for, and what it lacks."""
+        found = {}
+        for name, known in zip(queues, _records(self._queues, queues), strict=True):
+            if known.text and (why := _followed(self._queues, name, known.text)[1]):
+                found[name] = f"{why}; {known.by or 'another program'} declared them"
+        return found
 
     def _names(self, queue: str | None) -> list[str]:
         own = self._queues.app.amqp.queues
@@ -160,28 +161,25 @@ def _paused(found: dict[str, Any]) -> dict[str, Any]:
 
 def rules_for(queues: Queues, queue: str) -> OwnRules | None:
     """Who decides of a queue: as is declared in the broker, else as the app says; None: nobody."""
-    rules: Rules | None = queues.rules
-    (shard, *_) = queues.store.shards.all(queue)
-    text = queues.store.policies.read(shard).text
-    if text or rules is not None:
-        try:
-            rules = rules or rules_to_follow()
-            rules.follow(shard, text)
-        except OptionError as error:
-            logger.info("Shown as this app declares it: %s", error)
+    [known] = _records(queues, [queue])
+    rules, why_not = _followed(queues, queue, known.text)
+    if why_not:
+        logger.info("Shown as this app declares it: %s", why_not)
     return cast("OwnRules | None", rules)
 
 
-def _why_not(queues: Queues, queue: str, known: PolicyRecord) -> str:
-    """Why this app cannot apply what is declared for a queue; empty: it can."""
-    if not known.text:
-        return ""
+def _followed(queues: Queues, queue: str, text: str) -> tuple[Rules | None, str]:
+    """The rules that go by what is declared for a queue, or why this app cannot; empty: it can."""
+    rules: Rules | None = queues.rules
+    if not text and rules is None:
+        return None, ""
     (shard, *_) = queues.store.shards.all(queue)
     try:
-        (queues.rules or rules_to_follow()).follow(shard, known.text)
+        rules = rules or rules_to_follow()
+        rules.follow(shard, text)
     except OptionError as error:
-        return f"{error}; {known.by or 'another program'} declared them"
-    return ""
+        return rules, str(error)
+    return rules, ""
 
 
 def _shown(queue: str, known: PolicyRecord, differs: bool) -> QueuePolicies:

@@ -73,7 +73,7 @@ def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
     found = own[0] if name is None and len(own) == 1 else declared.named(name or "")
     if found is not None and found.kind == "limit":
         return found
-    if why := Policies(queues).strange(queue):
+    if why := Policies(queues).strange([queue]):
         raise QueryError(
             f"this app cannot apply the policies of queue {queue!r}: {why[queue]}. Use the app "
             "that declares them"

@@ -3,117 +3,29 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow
 
-from celery_ext.app.settings import suggestion
 from celery_ext.control.bulk.rows import Call, Pattern, RowError, Timed, check_time
-from celery_ext.tasks.body import CELERY_HEADERS
 from celery_ext.tasks.times import from_ms, from_now_ms
-from kombu_delayed.errors import OptionError
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 
 from ..arrow import Unreadable, iso_times, lists, slices, to_python
-from ..options import CANCEL, FAIL, HEADERS, KWARGS, RESCHEDULE, SCHEDULE, WriteOptions
-from .fitting import BARE_NUMBER, extra_columns, fitted
+from ..options import CANCEL, RESCHEDULE, SCHEDULE, WriteOptions
+from .fitting import BARE_NUMBER, COLUMNS, extra_columns, fitted
 from .key_ids import key_id
 
 Row = dict[str, Any]
 
-_NUMBER = r"tinyint|smallint|int|bigint|float|double|decimal\(.*\)"
-_WHOLE = "tinyint|smallint|int|bigint"
-_TIME = "timestamp|timestamp_ntz|date|string"
-
-#: Columns with the Spark types that they may have.
-_TYPES = {
-    "id": rf"string|{_WHOLE}|decimal\(\d+,0\)",
-    "task": "string",
-    "args": "string|array<.*>|struct<.*>",
-    "kwargs": r"string|map<string,.*>|struct<.*>",
-    "eta": _TIME,
-    "countdown": f"{_NUMBER}|string",
-    "queue": "string",
-    "priority": f"{_NUMBER}|string",
-    "headers": "string|map<string,.*>|struct<.*>",
-    "expires": f"{_TIME}|{_NUMBER}",
-}
-COLUMNS = {
-    SCHEDULE: tuple(_TYPES),
-    CANCEL: ("id", "queue"),
-    RESCHEDULE: ("id", "queue", "eta", "countdown"),
-}
-
-
 #: Columns that make a row one for `Rows._call`.
 _SELDOM = ("countdown", "headers", "expires")
 
-#: A column, or a part of one, that is of this type; not a member that has it as its name.
-_VARIANT = re.compile(r"(^|[:<,] ?)variant($|[>,])")
-
 #: Patterns that are kept at a time.
 PATTERNS = 1_000
-
-
-def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
-    """Check a DataFrame's columns, given with their Spark types, before any task runs.
-
-    Raises OptionError that names the column and what is allowed.
-    """
-    operation, keys = options.operation, options.key_columns
-    known = COLUMNS[operation]
-    extra = extra_columns([*types], (*known, *keys))
-    if extra and options.extra_columns == FAIL:
-        shown = ", ".join(map(repr, extra))
-        raise OptionError(
-            f"{operation} knows no column {shown}{suggestion(extra[0], known, 'it takes')}"
-        )
-    if operation != SCHEDULE and options.extra_columns in (KWARGS, HEADERS):
-        raise OptionError(f"option extra_columns={options.extra_columns} is for schedule only")
-    for name, type_ in types.items():
-        if _VARIANT.search(type_):
-            raise OptionError(f"column {name} is of type {type_}: convert variants with to_json")
-    taken = CELERY_HEADERS.intersection(extra) if options.extra_columns == HEADERS else ()
-    for name in sorted(taken):
-        raise OptionError(
-            f"column {name!r} would replace the header that Celery has under this name: rename it, "
-            "or set extra_columns=drop"
-        )
-    for name in set(types) & set(known) - set(keys):
-        if types[name] != "void" and not re.fullmatch(_TYPES[name], types[name]):
-            raise OptionError(f"column {name} cannot be of type {types[name]}{_hint(name)}")
-    for missing in (name for name in keys if name not in types):
-        raise OptionError(f"option key_columns names {missing!r}, which is not a column")
-    _check_needed(types, options)
-
-
-def _hint(name: str) -> str:
-    shown = _TYPES[name].replace("\\d+,0", "…,0").replace("|", ", ").replace(".*", "…")
-    return f", but only {shown.replace(chr(92), '')}"
-
-
-def _check_needed(types: Mapping[str, str], options: WriteOptions) -> None:
-    operation = options.operation
-    if ("id" in types) == bool(options.key_columns):
-        near = "" if "id" in types else suggestion("id", [*types], "there are")
-        raise OptionError(
-            "give either a column id or the option key_columns, from which ids are made: a row "
-            "must have the same id each time, or a task of Spark that is run again would "
-            f"{operation} it again{near}"
-        )
-    if operation == SCHEDULE and "task" not in types:
-        raise OptionError(
-            "there is no column task, the name of the task of each row"
-            f"{suggestion('task', [*types], 'there are')}"
-        )
-    if operation != SCHEDULE and "queue" not in types and not options.queue:
-        raise OptionError(f"{operation} needs a column queue or the option queue")
-    if operation != CANCEL and not {"eta", "countdown"} & set(types):
-        raise OptionError(f"{operation} needs a column eta or countdown: when it is due")
 
 
 class Carried(NamedTuple):

@@ -29,12 +29,12 @@ from kombu_delayed.transport.batch import BATCH_BYTES, Pipeline
 from ..connect import connected
 from ..options import CANCEL, DROP, RESTORE, SCHEDULE, WriteOptions
 from .backup_rows import BackupRows, check_backup
-from .fitting import extra_columns
+from .fitting import COLUMNS, check_columns, extra_columns
 from .job_ledger import Job, JobReport, LedgerStore, done_by_run, keep_report
 from .pace import Pace, jitter_seconds
 from .registry import Progress, begin, end
 from .rejects import Rejects, discard, publish
-from .rows import COLUMNS, Rows, check_columns
+from .rows import Rows
 
 #: Not Kombu's, which says nothing where nobody has set up logging, as in Spark's processes.
 logger = logging.getLogger(__name__)

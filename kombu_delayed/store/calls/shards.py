@@ -6,7 +6,6 @@ there is something in it.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -176,8 +175,8 @@ class QueueShards(Shards):
         self._prefix = prefix
         self._is_down = is_down
         self._seen_at: dict[str, float] = {}
-        #: While the node that knows cannot be reached: when to ask it again.
-        self._ask_at: dict[str, float] = {}
+        #: Queues whose node could not be asked when it was last tried.
+        self._unknown: set[str] = set()
 
     def look_again(self) -> None:
         """Ask Redis with the next call, for who must miss none."""
@@ -209,8 +208,8 @@ class QueueShards(Shards):
             self._run("DEL", shard_count(queue, self._prefix))
 
     def _raise(self, queue: str, count: int) -> int:
-        if monotonic() < self._ask_at.get(queue, -math.inf):
-            return 1  # it is tried again
+        if queue in self._unknown:
+            return 1  # it is tried when the node has been asked
         key = shard_count(queue, self._prefix)
         try:
             most: int = script("shards")(self._run, counts=key, queue=queue, count=count)
@@ -227,11 +226,12 @@ class QueueShards(Shards):
             try:
                 key = shard_count(queue, self._prefix)
                 self._most[queue] = int(self._run("HGET", key, queue) or 1)
+                self._unknown.discard(queue)
             except UNREACHABLE as error:
                 self._cannot_ask(queue, error)
         return self._most.get(queue, 1)
 
     def _cannot_ask(self, queue: str, error: BaseException) -> None:
-        self._ask_at[queue] = monotonic() + RETRY_SECONDS
+        self._unknown.add(queue)
         self._seen_at[queue] = monotonic() - LOOK_SECONDS + RETRY_SECONDS
         logger.info("Cannot ask how many shards queue %r has now: %s", queue, error)
