@@ -148,9 +148,14 @@ class GiveBack(bootsteps.StartStopStep):
     #: Whether that handler could not wait for the pool.
     _must_wait = False
 
-    def start(self, parent: Any) -> None:
+    def __init__(self, parent: Any, **options: Any) -> None:
+        super().__init__(parent, **options)
         self._parent = parent
-        worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=False)
+        # For as long as the worker lives: disconnecting takes a lock, which a signal that has
+        # interrupted another one's handler may have left locked.
+        worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=True)
+
+    def start(self, parent: Any) -> None:
         # A cold shutdown sends that signal last. It begins with this.
         vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
         if not parent.pool.signal_safe:
@@ -160,7 +165,6 @@ class GiveBack(bootsteps.StartStopStep):
         Draining.install(parent)
 
     def stop(self, parent: Any) -> None:
-        worker_shutting_down.disconnect(self._on_signal, sender=parent.hostname)
         vars(parent.controller).pop("wait_for_soft_shutdown", None)
 
     def shutdown(self, parent: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import Reject
+from celery.signals import worker_shutting_down
 from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import NotReplicated
@@ -128,6 +129,14 @@ def until(self: Any, path: str) -> None:
     write_down(self)
     while not Path(path).exists():
         time.sleep(0.02)
+
+
+@task(bind=True, acks_late=True)
+def torn(self: Any) -> None:
+    """Leave a lock as a signal does that interrupts the handler of another one in taking it."""
+    worker_shutting_down.lock.acquire()
+    write_down(self)
+    time.sleep(30)
 
 
 @task(bind=True, acks_late=True)
