@@ -158,14 +158,17 @@ class GiveBack(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         # A cold shutdown sends that signal last. It begins with this.
         vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
-        if not parent.pool.signal_safe:
+        draining = Draining.install(parent)
+        if draining is not None or not parent.pool.signal_safe:
             vars(parent.pool)["on_stop"] = self._await_pool
+            self._stop_pool = draining.stop if draining else partial(_stop_threads, parent)
         if parent.hub is None and not hasattr(parent, "call_soon_ack"):
             vars(parent)["call_soon"] = partial(_call_soon, parent)
-        Draining.install(parent)
 
     def stop(self, parent: Any) -> None:
         vars(parent.controller).pop("wait_for_soft_shutdown", None)
+        if self._must_wait and parent.pool.signal_safe:  # Celery kills the processes next
+            self._await_pool()
 
     def shutdown(self, parent: Any) -> None:
         """Wait for threads: Celery closes its connection while they run, in some cold shutdowns.
@@ -184,15 +187,12 @@ class GiveBack(bootsteps.StartStopStep):
         """Wait for the pool to end, but not in the handler of a cold shutdown's signal.
 
         The signal interrupts any thread or greenlet: one of the pool's would wait for itself, and
-        so would one that has a lock which the pool's need.
+        so would one that has a lock which the pool's need. A process waits until what it has said
+        is dealt with, which the signal may have interrupted.
         """
         self._must_wait, self._handles_signal = self._handles_signal, False
-        if self._must_wait:
-            return
-        if self._parent.hub is None:
-            type(self._parent.pool).on_stop(self._parent.pool)
-        else:
-            await_threads(self._parent)
+        if not self._must_wait:
+            self._stop_pool()
 
     def _wait_for_soft_shutdown(self) -> None:
         with suppress(Exception):  # Celery must go on, and the signal follows, with another try
@@ -212,6 +212,13 @@ class GiveBack(bootsteps.StartStopStep):
             retire()
         except Exception:  # another signal's: Celery cannot cancel what a thread runs, and raises
             retire()
+
+
+def _stop_threads(consumer: Any) -> None:
+    if consumer.hub is None:
+        type(consumer.pool).on_stop(consumer.pool)
+    else:
+        await_threads(consumer)
 
 
 def _call_soon(consumer: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:

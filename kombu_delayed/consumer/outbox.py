@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import groupby, islice
 from operator import itemgetter
 from time import monotonic
@@ -69,8 +70,9 @@ def _first_alike(waiting: deque[Each], key: Callable[[Each], Any]) -> list[Each]
 
 def _move(batch: list[T], waiting: deque[T], to: deque[T]) -> None:
     for each in batch:
-        if waiting and waiting[0] is each:  # else a signal handler has flushed it
-            to.append(waiting.popleft())
+        with suppress(ValueError):  # a signal handler has flushed it
+            waiting.remove(each)  # in one step: the next one is not to go in its place
+            to.append(each)
 
 
 class Outbox:

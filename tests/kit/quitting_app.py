@@ -1,4 +1,7 @@
-"""The app for tests, whose workers are told to end while a task's ack is on its way."""
+"""The app for tests, whose workers are told to end in a moment that their pool does not expect.
+
+That is while a task's ack is on its way, or a process's word that a task has ended is dealt with.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,27 @@ import os
 import signal
 from typing import Any
 
+from celery.concurrency.asynpool import AsynPool
 from celery.worker.request import Request
 
 from kombu_delayed.connection.connection import ServerConnection
 from tests.kit.tasks_app import app as app
 
 _acknowledge = Request.acknowledge
+_on_job_ready = AsynPool.on_job_ready
 _acking: list[Request] = []
+_told: list[int] = []
+
+
+def _tell() -> None:
+    if not _told:
+        _told.append(os.getpid())
+        os.kill(os.getpid(), signal.SIGQUIT)
+
+
+def _tell_on_job_ready(self: AsynPool, *args: Any) -> None:
+    _on_job_ready(self, *args)
+    _tell()
 
 
 def _watched_acknowledge(self: Request) -> None:
@@ -27,11 +44,12 @@ def _watch(name: str) -> None:
         send(self, *args)
         if _acking:
             _acking.clear()
-            os.kill(os.getpid(), signal.SIGQUIT)
+            _tell()
 
     setattr(ServerConnection, name, watched_send)
 
 
+AsynPool.on_job_ready = _tell_on_job_ready
 Request.acknowledge = _watched_acknowledge
 _watch("_send")
 _watch("_send_unsent")

@@ -29,7 +29,7 @@ ACK_SECONDS = 0.02
 
 
 class Draining:
-    """Takes the place of a pool's `flush` and `on_stop` where a shutdown is a warm one."""
+    """Takes the place of a pool's `flush` and `on_stop`."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer, self._task_pool = consumer, consumer.pool
@@ -38,11 +38,16 @@ class Draining:
         self._told: set[Any] = set()
 
     @classmethod
-    def install(cls, consumer: Any) -> None:
-        """Do this for the pool of a worker with an event loop; twice is safe."""
-        if consumer.hub is not None and isinstance(getattr(consumer.pool, "_pool", None), AsynPool):
-            draining = cls(consumer)
-            vars(consumer.pool).update(flush=draining.flush, on_stop=draining.stop)
+    def install(cls, consumer: Any) -> Draining | None:
+        """Have it flush the pool of a worker with an event loop; twice is safe.
+
+        None: the worker's pool is not one of processes with an event loop.
+        """
+        if consumer.hub is None or not isinstance(getattr(consumer.pool, "_pool", None), AsynPool):
+            return None
+        draining = cls(consumer)
+        vars(consumer.pool)["flush"] = draining.flush
+        return draining
 
     def flush(self) -> None:
         """Forget the tasks that no process was given, and give them back at once."""
@@ -55,9 +60,6 @@ class Draining:
 
     def stop(self) -> None:
         """Wait until all processes have ended, and read all that they say."""
-        if _is_cold():
-            type(self._task_pool).on_stop(self._task_pool)
-            return
         self._pool.close()
         while self._pool._pool and self._pool._state != TERMINATE:
             self._turn()

@@ -1,4 +1,4 @@
-"""A signal meets a greenlet of the pool, in which its handler then runs."""
+"""A signal meets a worker in a moment that its pool does not expect."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from tests.kit.workers import Worker
 pytestmark = pytest.mark.crash
 
 
-def test_a_worker_ends_whose_signal_meets_an_ack(server: Server, tmp_path: Path) -> None:
-    """That greenlet has the lock of the connection, and the worker's own waits for it."""
+@pytest.mark.parametrize("pool", ["gevent", "prefork"])
+def test_a_worker_ends_whatever_its_signal_meets(server: Server, tmp_path: Path, pool: str) -> None:
+    """A greenlet that has the connection's lock, or the reading of what a process says.
+
+    The worker's own greenlet waits for that lock, and the process for what it has said.
+    """
     settings = Settings(f"delayed+{server.url}", ledger=str(tmp_path / "ledger"))
     make_app(settings).tasks["late"].delay()
     module = "tests.kit.quitting_app"
-    worker = Worker(settings, tmp_path, module=module, pool="gevent", concurrency=4)
+    worker = Worker(settings, tmp_path, module=module, pool=pool, concurrency=4)
     worker.start(wait=False)
     try:
         wait_until(lambda: not worker.running, "the worker ends", 30)
