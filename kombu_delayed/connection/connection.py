@@ -123,8 +123,8 @@ class ServerConnection:
         if self._owner == threading.get_ident():
             return self._aside(command, replicas)
         with self._lock:  # as `_held` does it, which costs a microsecond more
-            self._owner = threading.get_ident()
             try:
+                self._owner = threading.get_ident()
                 if replicas is None:
                     self._send(pack(command))
                 else:
@@ -194,8 +194,8 @@ class ServerConnection:
                 on_answer(answer)
             return
         with self._lock:  # as in a call
-            self._owner = threading.get_ident()
             try:
+                self._owner = threading.get_ident()
                 if self._holds_back:
                     self._open()
                     self._unsent.append(pack(command))
@@ -221,15 +221,12 @@ class ServerConnection:
         self._holds_back = False
         if not self._unsent or self._pid != os.getpid() or self._owner == threading.get_ident():
             return
-        with self._lock:  # as in a call
-            self._owner = threading.get_ident()
+        with self._held():
             try:
                 self._send_unsent()
             except BaseException:
                 self._fail_posted()
                 raise
-            finally:
-                self._owner = None
 
     @property
     def _sock(self) -> Any:
@@ -287,8 +284,8 @@ class ServerConnection:
     @contextmanager
     def _held(self) -> Iterator[None]:
         with self._lock:
-            self._owner = threading.get_ident()
             try:
+                self._owner = threading.get_ident()
                 yield
             finally:
                 self._owner, self._is_sent = None, False
@@ -308,6 +305,11 @@ class ServerConnection:
                     selector.select(ASIDE_SECONDS)
             connection.send_packed_command([pack_both(command, replicas)])
             return read_both(connection, replicas)
+        except (ResponseError, ServerFull, NotReplicated):
+            raise
+        except BaseException:  # another one's answer is yet to come, perhaps
+            connection.disconnect()
+            raise
         finally:
             self.pool.release(connection)
 

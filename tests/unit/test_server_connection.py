@@ -261,3 +261,29 @@ def test_a_connection_that_breaks_before_what_is_held_back_is_sent(proxy: Proxy)
     assert wire.failed == ["set"]
     wire.push()
     assert wire.failed == ["set"]
+
+
+def test_what_interrupts_a_signal_handler_leaves_no_answer_for_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection that it has borrowed goes back to its pool without the answer to come."""
+
+    class Interrupt(BaseException):
+        pass
+
+    def raise_late(*args: Any) -> Any:
+        raise Interrupt
+
+    pool = redis.ConnectionPool.from_url(server.url)
+    connection = ServerConnection(pool)
+    with connection._held():  # as where a signal handler has interrupted a command
+        with monkeypatch.context() as patch:
+            patch.setattr("kombu_delayed.connection.connection.read_both", raise_late)
+            with pytest.raises(Interrupt):
+                # The server answers when the next one has been sent.
+                connection("EVAL", "for i = 1, 3000000 do end return 'late'", 0)
+        with monkeypatch.context() as patch:
+            # What has come by then would be noticed.
+            patch.setattr(Connection, "can_read", lambda *_, **__: False)
+            assert connection("ECHO", "mine") == b"mine"
+    pool.disconnect()
