@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,11 +13,22 @@ import redis
 from kombu_delayed.consumer.lease import keeper
 from kombu_delayed.store.store import Store
 from tests.kit.servers import Server, available_kinds, start_server
-from tests.kit.workers import heed_signals
+from tests.kit.workers import heed_signals, last_words
 
 
 def pytest_configure() -> None:
     heed_signals()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What fails is shown with the logs of its workers."""
+    report = yield
+    if report.failed and call.when == "call":
+        report.sections += [(f"log of {name}", text) for name, text in last_words()]
+    return report
 
 
 @pytest.fixture(scope="session", params=available_kinds())

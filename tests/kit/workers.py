@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
@@ -29,6 +31,21 @@ def heed_signals() -> None:
     for number in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+#: Those that were started and may run still.
+_started: WeakSet[Worker] = WeakSet()
+
+
+def last_words() -> Iterator[tuple[str, str]]:
+    """The name and the log's end of each worker, of those that run with where its threads are."""
+    running = [each for each in _started if each.running]
+    for each in running:
+        each.send_signal(signal.SIGUSR1)  # Celery prints its threads then
+    if running:
+        time.sleep(1)
+    for each in _started:
+        yield each.name, each.log[-10_000:]
 
 
 class Worker:
@@ -105,6 +122,7 @@ class Worker:
                 stderr=log,
                 start_new_session=True,
             )
+        _started.add(self)
         if wait:
             self.wait_until_ready()
 
@@ -148,12 +166,14 @@ class Worker:
             raise AssertionError(
                 f"worker {self.name} has not ended in {timeout_seconds:g} s:\n{tail}"
             ) from None
+        _started.discard(self)
         self._end_group(process.pid)
         self._process = None
         return code
 
     def kill(self) -> None:
         """End it and the children of its pool at once, with no chance to clean up."""
+        _started.discard(self)
         if self._process is None:
             return
         process, self._process = self._process, None
