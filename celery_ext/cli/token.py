@@ -59,7 +59,9 @@ def create(
     expires: timedelta | None,
 ) -> None:
     """Create a token and print it once: Redis stores only its hash."""
-    seconds = int(expires.total_seconds()) if expires else 0
+    seconds = 0
+    if expires is not None and (seconds := int(expires.total_seconds())) <= 0:
+        raise click.BadParameter("a token is valid for at least a second", param_hint="--expires")
     made, text = Tokens(session.delayed).create(name, scopes, tenants, queues, seconds)
     session.emit({**asdict(made), "token": text})
     session.print(plain(text))

@@ -156,10 +156,10 @@ class Delayed(Queues):
     ) -> bool:
         """Change `priority`, `args`, `kwargs`, `headers` or the due time of a waiting task.
 
-        The due time is `countdown` or `eta`, as for `reschedule`. True if the task was delayed or
-        ready, and `accepts` returned True for it. If the task has changed since `accepts` saw it,
-        nothing is changed. Raises QueryError, a ValueError, for invalid values, and if this process
-        cannot read the arguments.
+        The due time is `countdown` or `eta`, as for `reschedule`. A header that is to be None is
+        removed. True if the task was delayed or ready, and `accepts` returned True for it. If the
+        task has changed since `accepts` saw it, nothing is changed. Raises QueryError, a
+        ValueError, for invalid values, and if this process cannot read the arguments.
         """
         return change(self, task_id, Change(**to), queue, accepts)
 

@@ -151,15 +151,16 @@ def test_a_worker_ends_with_a_server_that_is_killed(server: Server, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--host", "0.0.0.0", "--no-token"], "0.0.0.0 is more"),
-        (["--port", "99999"], "99999"),
-        (["--name", "a.example", "--no-token"], "a.example is more"),
-        (["--root-path", "delayed"], "'delayed' is not a path"),
-        (["--root-path", "/delayed/"], "'/delayed/' is not a path"),
+        (["serve", "--host", "0.0.0.0", "--no-token"], "0.0.0.0 is more"),
+        (["serve", "--port", "99999"], "99999"),
+        (["serve", "--name", "a.example", "--no-token"], "a.example is more"),
+        (["serve", "--root-path", "delayed"], "'delayed' is not a path"),
+        (["serve", "--root-path", "/delayed/"], "'/delayed/' is not a path"),
+        (["token", "create", "x", "--scope", "read", "--expires", "0"], "at least a second"),
     ],
 )
 def test_wrong_usage(words: list[str], message: str) -> None:
     context = CLIContext(app=Celery("x", set_as_current=False), no_color=True, workdir=None)
-    result: Any = CliRunner().invoke(cli, ["serve", *words], obj=context)
+    result: Any = CliRunner().invoke(cli, words, obj=context)
     assert result.exit_code == 2
     assert message in result.output

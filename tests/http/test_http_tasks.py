@@ -237,6 +237,96 @@ def test_put_after_it_has_run_sends_nothing(api: httpx.Client, delayed: Delayed)
     assert delayed.counts()["celery"].ready == 0
 
 
+def test_put_again_leaves_nothing_of_what_was_there(api: httpx.Client, delayed: Delayed) -> None:
+    soon, late = (
+        (datetime.now(timezone.utc) + timedelta(hours=hours)).isoformat() for hours in (2, 50)
+    )
+    policies = [{"Timeout": {"after": "1h"}}]
+    more = {"headers": {"x": 1, "y": 2}, "policies": policies, "priority": 3, "expires": soon}
+    assert api.put("/v1/tasks/a", json={**MAIL, **more}).status_code == 201
+    again = {**MAIL, "delay": "40h", "headers": {"y": 3}, "expires": late}
+    assert api.put("/v1/tasks/a", json=again).status_code == 200
+    info = delayed.get("a")
+    assert info is not None
+    assert info.headers["expires"] == late
+    assert info.headers["y"] == 3
+    assert "x" not in info.headers
+    assert policies_in(info.headers) == ()
+    assert json.loads(info.message)["properties"]["priority"] == 0
+    assert api.put("/v1/tasks/a", json=MAIL).status_code == 200
+    info = delayed.get("a")
+    assert info is not None
+    assert info.headers["expires"] is None
+
+
+def test_put_again_undoes_a_change(api: httpx.Client, delayed: Delayed) -> None:
+    given = {**MAIL, "args": [1]}
+    assert api.put("/v1/tasks/a", json=given).status_code == 201
+    assert api.patch("/v1/tasks/a", json={"args": [2]}).status_code == 200
+    assert api.put("/v1/tasks/a", json=given).status_code == 200
+    assert body(delayed, "a")[0] == [1]
+
+
+def test_put_of_an_id_that_another_tenant_has(api: httpx.Client, delayed: Delayed) -> None:
+    assert api.put("/v1/tasks/a", json={**MAIL, "tenant": "ada", "args": [1]}).status_code == 201
+    for tenant in ({}, {"tenant": "bob"}):
+        assert api.put("/v1/tasks/a", json={**MAIL, **tenant}).status_code == 409
+    assert body(delayed, "a")[0] == [1]
+
+
+def test_put_after_a_move_to_another_queue_and_a_delete_creates(
+    api: httpx.Client, delayed: Delayed
+) -> None:
+    assert api.put("/v1/tasks/a", json={**MAIL, "queue": "one"}).status_code == 201
+    assert delayed.redirect("a", "celery")
+    assert api.delete("/v1/tasks/a").status_code == 204
+    assert api.put("/v1/tasks/a", json={**MAIL, "queue": "one"}).status_code == 201
+
+
+@pytest.mark.parametrize("how", ["put", "patch", "bulk"])
+def test_an_id_is_remembered_until_a_day_after_a_later_due_time(
+    api: httpx.Client, delayed: Delayed, client: redis.Redis, how: str
+) -> None:
+    month = timedelta(days=30)
+    api.put("/v1/tasks/a", json=MAIL)
+    if how == "put":
+        api.put("/v1/tasks/a", json={**MAIL, "delay": "30d"})
+    elif how == "patch":
+        api.patch("/v1/tasks/a", json={"delay": "30d"})
+    else:
+        api.post("/v1/bulk/reschedule", json={"task": "till.send_mail", "delay": "30d"})
+    info = delayed.get("a")
+    assert info is not None
+    assert info.due_ms is not None
+    assert info.due_ms > (time.time() + month.total_seconds() - 60) * 1000
+    ((_, until_ms),) = client.zrange("{celery}:ledgers-until", 0, -1, withscores=True)
+    assert until_ms - info.due_ms >= 86_400_000
+
+
+def test_a_task_that_is_put_for_now_was_never_due(
+    api: httpx.Client, delayed: Delayed, client: redis.Redis
+) -> None:
+    """No policy, and nobody who reads how late tasks are, takes it for one of 1970."""
+    assert api.put("/v1/tasks/a", json={"task": "till.charge"}).status_code == 201
+    (text,) = client.lrange("celery", 0, -1)
+    assert "due_ms" not in json.loads(text)
+    assert api.get("/v1/tasks/a").json()["due"] is None
+    (event,) = (fields for _, fields in client.xrange("{celery}:events"))
+    assert b"1970" not in b"".join(event.values())
+    assert b'"due' not in b"".join(event.values())
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_what_is_too_deep_for_a_worker(api: httpx.Client, method: str) -> None:
+    """Its worker would end, as would the next one: it cannot pickle the task for its pool."""
+    path = "/v1/tasks" if method == "POST" else "/v1/tasks/a"
+    for levels, expected in ((100, 201), (101, 422), (500, 422)):
+        args = json.loads("[" * levels + "]" * levels)
+        answer = api.request(method, path, json={"task": "till.charge", "args": args})
+        assert answer.status_code == expected, levels
+    assert "at most 100 levels" in answer.text
+
+
 def test_put_after_a_delete_creates(api: httpx.Client) -> None:
     assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
     assert api.delete("/v1/tasks/a").status_code == 204

@@ -47,6 +47,11 @@ def five(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         app.send_task(task, task_id=f"r{n}", **options)
 
 
+def test_the_backlog_of_a_queue_is_counted(visitor: Visitor, five: None) -> None:
+    assert "5 delayed, 0 of them due; 5 ready" in visitor.get("/backlog").text
+    assert "2 delayed, 0 of them due; 2 ready" in visitor.get("/backlog?queue=q1").text
+
+
 @pytest.mark.parametrize(
     ("sort", "order"),
     [

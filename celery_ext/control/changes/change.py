@@ -20,7 +20,7 @@ from kombu_delayed.message.wait import NO_WAIT, Wait
 from ...app import signals
 from ...app.queues import Queues
 from ...errors import QueryError
-from ...tasks.body import payload_of, read_body
+from ...tasks.body import CELERY_HEADERS, payload_of, read_body
 from ...tasks.short_repr import short_repr
 from ...tasks.task_info import TaskInfo
 from ...tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
@@ -158,7 +158,11 @@ def _rewrite(
         properties["priority"] = change.priority
     if due_ms is not None and isinstance(headers.get("eta"), str):
         headers["eta"] = from_ms(due_ms).isoformat()
-    headers.update(change.headers or {})
+    for name, value in (change.headers or {}).items():
+        if value is None and name not in CELERY_HEADERS:
+            headers.pop(name, None)
+        else:
+            headers[name] = value
     if change.args is not None or change.kwargs is not None:
         _write_arguments(app, info, payload, change)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from copy import copy
 from typing import Any
 
+from celery_ext.control.delayed import Delayed
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.calls.scripts import Call
 from kombu_delayed.store.store import Store
@@ -65,9 +67,35 @@ class OnceStore(Store):
             self.run("DEL", name)
 
 
-def forget(store: Store, cancelled: Iterable[TaskInfo]) -> None:
+def forget(delayed: Delayed, cancelled: Iterable[TaskInfo]) -> None:
     """Let the ids of cancelled tasks be created again."""
+    store = delayed.store
     for info in cancelled:
         if HEADER in info.headers:
-            for name in store.shards.all(info.queue):
-                store.run("DEL", store.keys(name).job(ledger(info.id, info.tenant)))
+            name = ledger(info.id, info.tenant)
+            # Where it was created, which is another queue if it was moved since.
+            _drop(store, store.shards.all(info.queue), name) or _drop(
+                store, delayed.shards(None), name
+            )
+
+
+def _drop(store: Store, shards: Iterable[str], ledger: str) -> int:
+    return sum(store.run("DEL", store.keys(name).job(ledger)) for name in shards)
+
+
+def keep(store: Store, moved: Iterable[tuple[TaskInfo, int]]) -> None:
+    """Remember the ids of tasks until a day after their new due times, in ms, at the least."""
+    entries = defaultdict[str, list[tuple[int, str]]](list)
+    for info, due_ms in moved:
+        if HEADER in info.headers:
+            until_ms = due_ms + KEPT_SECONDS * 1000
+            entries[info.queue].append((until_ms, ledger(info.id, info.tenant)))
+    for queue, ledgers in entries.items():
+        for keys in map(store.keys, store.shards.all(queue)):
+            given = [part for until, name in ledgers for part in (until, keys.job(name))]
+            store.run("ZADD", keys.ledgers_until, "XX", "GT", *given)
+
+
+def changed(info: TaskInfo) -> dict[str, Any] | None:
+    """The headers of a task that is no more as the request with its id has said."""
+    return {HEADER: ""} if HEADER in info.headers else None

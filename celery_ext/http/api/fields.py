@@ -24,6 +24,9 @@ SPAN_SIZE = 20
 
 _TYPED = {"__type__", "__value__"}
 
+#: So many lists and objects may be within each other: a worker ends that cannot pickle a task.
+DEEPEST = 100
+
 ID_PATTERN = r"^[A-Za-z0-9_.:@=-]{1,200}$"
 
 
@@ -121,22 +124,23 @@ class Timed(Given):
 
 
 def check_plain(given: BaseModel, *names: str) -> None:
-    """Who sends JSON must not have Kombu make other objects of it. Raises ValueError."""
+    """Raise ValueError for what Kombu would make other objects of, or workers cannot pickle."""
     for name in names:
-        value = getattr(given, name)
-        if value and not is_plain(value):
-            raise ValueError(f"{name}: objects with __type__ and __value__ are not accepted")
+        if value := getattr(given, name):
+            _check_plain(name, value, DEEPEST)
 
 
-def is_plain(value: Any) -> bool:
-    """Whether Kombu reads JSON as what it is."""
+def _check_plain(name: str, value: Any, levels: int) -> None:
     if isinstance(value, dict):
         if value.keys() == _TYPED:
-            return False
+            raise ValueError(f"{name}: objects with __type__ and __value__ are not accepted")
         value = value.values()
     elif not isinstance(value, list):
-        return True
-    for part in value:  # noqa: SIM110 - of each line of NDJSON, and calls take most of the time
-        if isinstance(part, (dict, list)) and not is_plain(part):
-            return False
-    return True
+        return
+    if not levels:
+        raise ValueError(
+            f"{name}: lists and objects within each other have at most {DEEPEST} levels"
+        )
+    for part in value:
+        if isinstance(part, (dict, list)):
+            _check_plain(name, part, levels - 1)

@@ -190,15 +190,19 @@ def _change(call: Call, info: TaskInfo, change: QueuedChange, digest: str | None
     if topic_in(payload) != topic_in(before["payload"]):
         raise _another_topic()
     countdown = None if change.delay is None else span_of(change.delay).total_seconds()
-    return call.service.delayed.change(
+    delayed = call.service.delayed
+    is_changed = delayed.change(
         change.id,
         queue=info.queue,
         accepts=lambda each: call.identity.sees(each.queue, each.tenant),
         countdown=countdown,
         priority=_priority(score),
         kwargs=_kwargs(change.namespace, score, payload),
-        headers=None if digest is None else {create_once.HEADER: digest},
+        headers=create_once.changed(info) if digest is None else {create_once.HEADER: digest},
     )
+    if is_changed and countdown is not None:
+        create_once.keep(delayed.store, [(info, int((time.time() + countdown) * 1000))])
+    return is_changed
 
 
 @operations.add("DELETE", "", "schedule", QueuedId, body=QueuedId)
@@ -217,7 +221,7 @@ def queued_delete(call: Call) -> dict[str, str]:
                     gone += delayed.moves.cancel_ready([task])
     if not gone:
         raise Problem(404, "there is no such task, or a consumer has it")
-    create_once.forget(delayed.store, gone)
+    create_once.forget(delayed, gone)
     return {"id": given.id}
 
 

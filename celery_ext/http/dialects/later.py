@@ -103,7 +103,7 @@ def later_delete(call: Call) -> dict[str, str]:
         dropped += delayed.moves.cancel(shard, [info for info in infos if is_job(info)])
     for task in () if dropped else _ready(call, id):
         dropped += delayed.moves.cancel_ready([task])
-    create_once.forget(delayed.store, dropped)
+    create_once.forget(delayed, dropped)
     if not dropped:
         raise Problem(404, "there is no such task, or a worker has it")
     return {}

@@ -90,7 +90,7 @@ def cancel_tasks(call: Call) -> dict[str, Any]:
     delayed = call.service.delayed
 
     def forget(infos: list[TaskInfo]) -> int:
-        create_once.forget(delayed.store, infos)
+        create_once.forget(delayed, infos)
         return len(infos)
 
     return _change(
@@ -112,12 +112,21 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
     if choice.cursor is not None and choice.delay is not None:
         # Each request would find what the one before has moved, and move it again.
         raise Problem.of_field("delay", "to continue from a cursor, give due instead")
-    due_ms, moves = int(at.timestamp() * 1000), call.service.delayed.moves
-    due = due_at(due_ms)
+    due_ms, delayed = int(at.timestamp() * 1000), call.service.delayed
+    due, moves = due_at(due_ms), delayed.moves
+
+    def reschedule(shard: str, infos: list[TaskInfo]) -> int:
+        create_once.keep(delayed.store, [(info, due_ms) for info in infos])
+        return moves.reschedule(shard, infos, [due] * len(infos))
+
+    def postpone(tasks: Sequence[ReadyTask]) -> int:
+        create_once.keep(delayed.store, [(task.info, due_ms) for task in tasks])
+        return sum(moves.postpone(task, due) for task in tasks)
+
     return _change(
         call,
-        lambda shard, infos: moves.reschedule(shard, infos, [due] * len(infos)),
-        lambda tasks: sum(moves.postpone(task, due) for task in tasks),
+        reschedule,
+        postpone,
         due_ms,
     ).answer("bulk-reschedule")
 

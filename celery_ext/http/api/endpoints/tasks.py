@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import celery.app.base
+from celery import Celery
 from starlette.responses import Response
 
 from celery_ext.app.routing import routed_queue
@@ -41,7 +42,7 @@ from ..status import (
     look_up,
     state_of,
 )
-from ..task_models import NewTask, NewTaskWithId, TaskChange
+from ..task_models import RESERVED, NewTask, NewTaskWithId, TaskChange
 
 PREFIX = "/v1/tasks"
 
@@ -166,6 +167,7 @@ async def put_task(call: Call) -> Response:
         )
         if not await service.writer.send_once((*row, {**options, "headers": headers}), store):
             return Json(created(id, due), 201)
+    headers["expires"] = options.get("expires")
     changes = {"kwargs": row[2], "headers": headers, "eta": due or datetime.now(timezone.utc)}
     return Json(await call.run(_put_again, call, id, new, changes))
 
@@ -199,14 +201,27 @@ def _replace(call: Call, info: TaskInfo, new: NewTask, changes: dict[str, Any]) 
         raise Problem.of_field("task", f"{info.id} is another task; delete it first", 409)
     if new.queue is not None and new.queue != info.queue:
         raise Problem.of_field("queue", f"{info.id} is in another queue; delete it first", 409)
-    call.service.delayed.change(
+    if info.tenant != changes["headers"].get("tenant"):
+        raise Problem.of_field("id", "a task of another tenant has it", 409)
+    dropped = info.headers.keys() - RESERVED - changes["headers"].keys()
+    changes["headers"] |= dict.fromkeys(dropped)
+    delayed = call.service.delayed
+    if delayed.change(
         info.id,
         queue=info.queue,
         accepts=lambda each: call.identity.sees(each.queue, each.tenant),
-        priority=new.priority,
+        priority=_priority(delayed.app, info.task, new.priority),
         args=new.args,
         **changes,
-    )
+    ):
+        create_once.keep(delayed.store, [(info, int(changes["eta"].timestamp() * 1000))])
+
+
+def _priority(app: Celery, task: str, given: int | None) -> int:
+    """As Celery has it."""
+    own = getattr(app.tasks.get(task), "priority", None)
+    found = (each for each in (given, own, app.conf.task_default_priority) if each is not None)
+    return next(found, 0)
 
 
 def _checked_id(call: Call) -> str:
@@ -255,9 +270,13 @@ def change_task(call: Call) -> State:
         priority=change.priority,
         args=change.args,
         kwargs=change.kwargs,
+        headers=create_once.changed(info),
     )
     if not is_changed:
         raise _taken()
+    if change.due_at is not None:
+        due_ms = int(change.due_at.timestamp() * 1000)
+        create_once.keep(service.delayed.store, [(info, due_ms)])
     if still_ready := ready_of(service, call.identity, [id], info.queue) if ready else []:
         return state_of(service, still_ready[0].info)
     return find(service, call.identity, id, info.queue) or {}
@@ -310,7 +329,7 @@ def delete_task(call: Call) -> Response:
     infos, ready = _waiting_or_problem(call)
     gone = [info for shard, each in infos.items() for info in delayed.moves.cancel(shard, each)]
     gone += [info for task in ready for info in delayed.moves.cancel_ready([task])]
-    create_once.forget(delayed.store, gone)
+    create_once.forget(delayed, gone)
     if not gone:
         raise _taken()
     return Response(status_code=204)

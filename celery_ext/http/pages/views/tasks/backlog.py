@@ -76,7 +76,7 @@ def look(visit: Visit) -> Shown:
         "tasks": [],
         "next": None,
         "wrong": {},
-        "counts": _counts(visit),
+        "counts": _counts(visit, given.get("queue") or None),
         "queues": visit.queues(),
         "name_of": name_of,
         "may_change": visit.identity.has("schedule"),
@@ -121,10 +121,10 @@ def _sorted(visit: Visit, search: Search, order: Order) -> Shown:
     }
 
 
-def _counts(visit: Visit) -> Any:
+def _counts(visit: Visit, queue: str | None) -> Any:
     if visit.identity.tenants:
         return None
-    found = metrics(visit).values()
+    found = metrics(visit, queue).values()
     return {name: sum(getattr(m, name) for m in found) for name in ("delayed", "due", "ready")}
 
 

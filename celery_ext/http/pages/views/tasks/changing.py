@@ -193,11 +193,18 @@ def _changes(
     moves = delayed.moves
 
     def gone(infos: list[TaskInfo]) -> int:
-        create_once.forget(delayed.store, infos)
+        create_once.forget(delayed, infos)
         return len(infos)
 
-    def due_of(info: TaskInfo) -> Due:
-        return NOW if target is None else due_at(target.due_ms(info))
+    def dues_of(infos: list[TaskInfo]) -> list[Due]:
+        if target is None:
+            return [NOW] * len(infos)
+        moved = [(info, target.due_ms(info)) for info in infos]
+        create_once.keep(delayed.store, moved)
+        return [due_at(due_ms) for _, due_ms in moved]
+
+    def postpone(tasks: Sequence[ReadyTask]) -> int:
+        return sum(map(moves.postpone, tasks, dues_of([task.info for task in tasks])))
 
     if verb == "cancel":
         return (
@@ -208,8 +215,8 @@ def _changes(
         to = redirect_to(visit, form.one("to_queue"))
         return to.delayed, to.ready
     return (
-        lambda shard, infos: moves.reschedule(shard, infos, map(due_of, infos)),
-        lambda tasks: sum(moves.postpone(each, due_of(each.info)) for each in tasks),
+        lambda shard, infos: moves.reschedule(shard, infos, dues_of(infos)),
+        postpone,
     )
 
 
