@@ -156,8 +156,8 @@ class Delayed(Queues):
     ) -> bool:
         """Change `priority`, `args`, `kwargs`, `headers` or the due time of a waiting task.
 
-        The due time is `countdown` or `eta`, as for `reschedule`. A header that is to be None is
-        removed. True if the task was delayed or ready, and `accepts` returned True for it. If the
+        The due time is `countdown` or `eta`, as for `reschedule`. The value None removes a
+        header. True if the task was delayed or ready, and `accepts` returned True for it. If the
         task has changed since `accepts` saw it, nothing is changed. Raises QueryError, a
         ValueError, for invalid values, and if this process cannot read the arguments.
         """
