@@ -6,11 +6,12 @@ redis-py waits for the rest of a reply that has begun to come, for as long as th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from redis import ConnectionPool
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from ..errors import NotReplicated, ServerFull, ServerNotReady, translate
@@ -94,6 +95,20 @@ def pack_both(command: tuple[Any, ...], replicas: Replicas | None) -> bytes:
     """A command for the wire, and what asks for the replicas that are to have what it writes."""
     # In one go: another connection would know nothing of the write.
     return pack(command) + pack(replicas.command) if replicas else pack(command)
+
+
+@contextmanager
+def given_back(connection: Any, pool: ConnectionPool) -> Iterator[None]:
+    """Give a connection back to its pool, but not with an answer that is yet to come."""
+    try:
+        yield
+    except (ResponseError, ServerFull, NotReplicated):
+        raise
+    except BaseException:
+        connection.disconnect()
+        raise
+    finally:
+        pool.release(connection)
 
 
 def or_error(read: Callable[[], Any]) -> Any:

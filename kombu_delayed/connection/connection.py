@@ -26,6 +26,7 @@ from .commands import (
     Replicas,
     Unread,
     can_read,
+    given_back,
     ignore,
     or_error,
     pack,
@@ -221,12 +222,15 @@ class ServerConnection:
         self._holds_back = False
         if not self._unsent or self._pid != os.getpid() or self._owner == threading.get_ident():
             return
-        with self._held():
+        with self._lock:  # as in a call
             try:
+                self._owner = threading.get_ident()
                 self._send_unsent()
             except BaseException:
                 self._fail_posted()
                 raise
+            finally:
+                self._owner = None
 
     @property
     def _sock(self) -> Any:
@@ -296,7 +300,7 @@ class ServerConnection:
         That has been carried out when something can be read; more is for who was interrupted.
         """
         connection = self.connect()
-        try:
+        with given_back(connection, self.pool):
             interrupted = getattr(self._connection, "_sock", None)
             if self._is_sent and interrupted is not None:
                 self._is_sent = False
@@ -305,13 +309,6 @@ class ServerConnection:
                     selector.select(ASIDE_SECONDS)
             connection.send_packed_command([pack_both(command, replicas)])
             return read_both(connection, replicas)
-        except (ResponseError, ServerFull, NotReplicated):
-            raise
-        except BaseException:  # another one's answer is yet to come, perhaps
-            connection.disconnect()
-            raise
-        finally:
-            self.pool.release(connection)
 
     def _read_in_passing(self, reader: Callable[[Any], Any] | None = None) -> None:
         try:

@@ -16,7 +16,7 @@ from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
 
 from kombu_delayed.errors import UNREACHABLE, ServerFull, ServerNotReady
 
-from ..commands import Replicas, ignore, pack, pack_both, read, read_both
+from ..commands import Replicas, given_back, ignore, pack, pack_both, read, read_both
 from ..connection import ServerConnection
 from ..format import LOOK_SECONDS as FORMAT_SECONDS
 from ..format import Format
@@ -73,12 +73,10 @@ class NodeConnection(ServerConnection):
     def ask(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """Send a command for a slot that is on its way to this node."""
         connection = self.connect()
-        try:
+        with given_back(connection, self.pool):
             connection.send_packed_command([pack(("ASKING",)), pack_both(command, replicas)])
             read(connection)
             return read_both(connection, replicas)
-        finally:
-            self.pool.release(connection)
 
     def _open(self, replicas: Replicas | None = None) -> None:
         if self._connection is not None and self._connection._sock is None:
