@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, states
 from celery.app.trace import build_tracer
 
+from celery_ext import UniqueTask, unique_headers
 from celery_ext.policies import Attempt, Backoff, GiveUp, PolicyError, Retry, RetryStrategy
 from celery_ext.policies.retry.strategies import FIRST_HEADER
 from celery_ext.policies.steps import Policies, apply
@@ -153,6 +154,28 @@ def test_an_uncaught_error(app: Celery) -> None:
     assert [run_next(app) for _ in range(3)] == [states.RETRY, states.RETRY, states.FAILURE]
     again = app.delayed.dead.show(result.id)
     assert len(again.failures) == 3
+
+
+@pytest.mark.parametrize("until", [None, "finished"])
+@pytest.mark.parametrize("conflict", ["refuse", "debounce"])
+@pytest.mark.parametrize("base", [None, UniqueTask])
+def test_a_unique_task_is_buried(app: Celery, until: Any, conflict: str, base: Any) -> None:
+    """It is not sent again in place of that, for ever."""
+
+    @app.task(name="fails", shared=False, base=base, policies=[Backoff(10, retries=1)])
+    def fails() -> None:
+        raise ValueError("no")
+
+    result = fails.apply_async(headers=unique_headers("key", conflict, until))
+    assert [run_next(app) for _ in range(2)] == [states.RETRY, states.FAILURE]
+    counts = app.delayed.counts()["celery"]
+    assert (counts.delayed, counts.ready, counts.dead) == (0, 0, 1)
+    letter = app.delayed.dead.show(result.id)
+    assert letter.letter.reason == "failed 2 times, at last with ValueError: no"
+    assert b"delayed_unique" not in letter.info.message
+    app.delayed.dead.replay([result.id])
+    assert [run_next(app) for _ in range(2)] == [states.RETRY, states.FAILURE]
+    assert len(app.delayed.dead.show(result.id).failures) == 2
 
 
 AUTORETRY = {"policies": [Backoff([10, 20])], "autoretry_for": (Exception,)}

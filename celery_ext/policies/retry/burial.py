@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from celery_ext.app.capture import Capture
 from celery_ext.tasks import failures
 from celery_ext.tasks.failures import Failure
 from kombu_delayed.message import clock
+from kombu_delayed.message.envelope import UNTIL_HEADER, to_json
 from kombu_delayed.message.wait import Wait
 
 from .strategies import FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER
@@ -24,6 +26,9 @@ BEGUN_HEADERS = {
     *(failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER),
     "redelivered",
 }
+
+#: What a dead letter has not: a channel sends it at once, and a replay does not take its key again.
+UNIQUE_HEADERS = ("delayed_unique", "delayed_conflict", UNTIL_HEADER)
 
 
 def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
@@ -37,7 +42,7 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
     request = task.request
     headers = {
         name: value for name, value in (request.headers or {}).items() if name not in BEGUN_HEADERS
-    }
+    } | dict.fromkeys(UNIQUE_HEADERS)  # None, as the task's own class may add them
     broker = own_broker(task.app)
     try:
         signature = task.signature_from_request(request, retries=0, headers=headers, eta=None)
@@ -47,12 +52,16 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
             if verb in ("put", "schedule"):
                 queue, entry, _ = given
                 home = store.shards.home(queue, entry.id)
-                text = Wait(clock.now_ms(), reason).put_into(entry.message)
+                payload = json.loads(entry.message)
+                for name in UNIQUE_HEADERS:
+                    payload["headers"].pop(name, None)
+                text = Wait(clock.now_ms(), reason).put_into(to_json(payload))
                 record = entry.record[0] + text
                 consumer = f"{request.hostname}:{os.getpid()}:"
                 letter = 0, entry.id, reason, record.encode()
                 store.bury(home, consumer, [letter], failures.write(history))
                 return True
+        logger.error("Task %s[%s] has failed and cannot be buried", task.name, request.id)
     except Exception:  # the error of the task itself goes on
         logger.exception("Task %s[%s] has failed and cannot be buried", task.name, request.id)
     return False
