@@ -10,7 +10,7 @@ import pytest
 import redis
 from kombu import Consumer, Queue
 
-from celery_ext.http.api.create_once import KEPT_SECONDS, OnceStore
+from celery_ext.http.service.create_once import KEPT_SECONDS, OnceStore
 from kombu_delayed.inspection.doctor import Doctor, consumers, examination
 from kombu_delayed.store.store import Store
 from tests.kit.inbox import Connect

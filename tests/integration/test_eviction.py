@@ -7,7 +7,7 @@ from celery import Celery
 
 from celery_ext.control.changes.revoked import Revoked
 from celery_ext.control.delayed import Delayed
-from celery_ext.http.api.create_once import OnceStore
+from celery_ext.http.service.create_once import OnceStore
 from celery_ext.spark.options import RESCHEDULE, RESTORE, SCHEDULE
 from celery_ext.spark.sink.job_ledger import Job, LedgerStore
 from kombu_delayed.store.keys import QueueKeys

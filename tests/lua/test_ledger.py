@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from celery_ext.http.api.create_once import OnceStore
+from celery_ext.http.service.create_once import OnceStore
 from celery_ext.spark.sink.job_ledger import Job, LedgerStore, dealt_with
 from kombu_delayed.errors import ServerFull
 from kombu_delayed.store.keys import job_shards

@@ -11,7 +11,6 @@ from typing import Any
 
 from celery_ext.tasks.task_info import TaskInfo
 
-from ..api import create_once
 from ..api.endpoints.tasks import Row
 from ..api.fields import span_of
 from ..api.operations import Call, Json, Operations, parsed, read_any, validated
@@ -19,6 +18,7 @@ from ..api.ready import ready_of
 from ..api.status import delayed_infos, find
 from ..callbacks.jobs import job_of
 from ..problems import Problem
+from ..service.create_once import HEADER
 from . import long_poll
 from .queued_models import (
     Acked,
@@ -125,7 +125,7 @@ class _New:
     def change(self, store: ScoredStore) -> bool:
         """Make a task that is delayed as this one is; False: there is none."""
         for _, _, infos in _delayed(self._call, self._task.id, [self._topic]):
-            if infos[0].headers.get(create_once.HEADER) == self._digest:
+            if infos[0].headers.get(HEADER) == self._digest:
                 return True
             change = QueuedChange(**self._task.model_dump())
             if _change(self._call, infos[0], change, self._digest):
@@ -136,7 +136,7 @@ class _New:
     @property
     def row(self) -> Row:
         task = self._task
-        headers = {create_once.HEADER: self._digest}
+        headers = {HEADER: self._digest}
         if self._tenant is not None:
             headers["tenant"] = self._tenant
         options: dict[str, Any] = {
@@ -190,38 +190,32 @@ def _change(call: Call, info: TaskInfo, change: QueuedChange, digest: str | None
     if topic_in(payload) != topic_in(before["payload"]):
         raise _another_topic()
     countdown = None if change.delay is None else span_of(change.delay).total_seconds()
-    delayed = call.service.delayed
-    is_changed = delayed.change(
-        change.id,
-        queue=info.queue,
-        accepts=lambda each: call.identity.sees(each.queue, each.tenant),
+    return call.service.moves.change(
+        info,
+        call.identity,
+        None if digest is None else {HEADER: digest},
         countdown=countdown,
         priority=_priority(score),
         kwargs=_kwargs(change.namespace, score, payload),
-        headers=create_once.changed(info) if digest is None else {create_once.HEADER: digest},
     )
-    if is_changed and countdown is not None:
-        create_once.keep(delayed.store, [(info, int((time.time() + countdown) * 1000))])
-    return is_changed
 
 
 @operations.add("DELETE", "", "schedule", QueuedId, body=QueuedId)
 def queued_delete(call: Call) -> dict[str, str]:
     """Cancel a task that is delayed or ready."""
-    given, delayed = call.body, call.service.delayed
+    given, moves = call.body, call.service.moves
     call.note("delete", given.id)
     topics = _topics(call, given)
     gone: list[TaskInfo] = []
     for _, shard, infos in _delayed(call, given.id, topics):
-        gone += delayed.moves.cancel(shard, infos)
+        gone += moves.cancel(shard, infos)
     if not gone:
         for topic, queue in _queues(call, topics):
             for task in ready_of(call.service, call.identity, [given.id], queue):
                 if _is_of(call, task.info, topic):
-                    gone += delayed.moves.cancel_ready([task])
+                    gone += moves.cancel_ready([task])
     if not gone:
         raise Problem(404, "there is no such task, or a consumer has it")
-    create_once.forget(delayed, gone)
     return {"id": given.id}
 
 

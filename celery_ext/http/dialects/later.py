@@ -9,7 +9,6 @@ from starlette.requests import Request
 
 from celery_ext.control.changes.ready import ReadyTask
 
-from ..api import create_once
 from ..api.endpoints.tasks import new_id, row_of
 from ..api.operations import Call, Operations, read_any, validated
 from ..api.ready import ready_of
@@ -96,14 +95,13 @@ async def later_create(call: Call) -> dict[str, str]:
 @operations.add("POST", "/delete", "schedule", LaterDeleted, body=LaterId)
 def later_delete(call: Call) -> dict[str, str]:
     """Cancel a job that is delayed or ready."""
-    delayed, id = call.service.delayed, call.body.id
+    moves, id = call.service.moves, call.body.id
     call.note("delete", id)
     dropped = []
     for shard, infos in delayed_infos(call.service, call.identity, id).items():
-        dropped += delayed.moves.cancel(shard, [info for info in infos if is_job(info)])
+        dropped += moves.cancel(shard, [info for info in infos if is_job(info)])
     for task in () if dropped else _ready(call, id):
-        dropped += delayed.moves.cancel_ready([task])
-    create_once.forget(delayed, dropped)
+        dropped += moves.cancel_ready([task])
     if not dropped:
         raise Problem(404, "there is no such task, or a worker has it")
     return {}

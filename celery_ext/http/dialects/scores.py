@@ -13,7 +13,7 @@ from kombu_delayed.message.envelope import Entry
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.store.calls.scripts import Call
 
-from ..api.create_once import OnceStore
+from ..service.create_once import OnceStore
 
 #: Scores are on both sides of 0. Redis sorts by floats, which are exact up to here.
 LIMIT = 2**51

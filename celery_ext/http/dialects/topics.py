@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kombu_delayed.store.keys import http_task, http_topics
 from kombu_delayed.store.store import Store
 
-from ..api.create_once import KEPT_SECONDS
+from ..service.create_once import KEPT_SECONDS
 
 #: What the queues begin with. The second one is for namespaces with dots, which are quoted there.
 PREFIX, QUOTED_PREFIX = "http.", "http:"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from celery_ext.control.delayed import Delayed
+from celery_ext.control.changes.change import Change, change
+from celery_ext.control.changes.moves import NOW, Due, Moves, due_at
+from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.calls.scripts import Call
 from kombu_delayed.store.store import Store
+
+from ..auth.identity import Identity
 
 #: How long after its due time an id is remembered.
 KEPT_SECONDS = 86_400
@@ -63,39 +67,76 @@ class OnceStore(Store):
 
     def forget(self, queue: str) -> None:
         """Take the id again."""
-        for name in self._ledgers(queue):
-            self.run("DEL", name)
+        _drop(self, self.shards.nearest(queue, self._id), self._ledger)
 
 
-def forget(delayed: Delayed, cancelled: Iterable[TaskInfo]) -> None:
-    """Let the ids of cancelled tasks be created again."""
-    store = delayed.store
-    for info in cancelled:
+class OnceMoves(Moves):
+    """Moves that remember the ids of such tasks: until a day after a later due time, or no more."""
+
+    def cancel(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
+        """As for any task; the ids can be created again."""
+        return self._forget(super().cancel(shard, infos))
+
+    def cancel_ready(self, tasks: Sequence[ReadyTask]) -> list[TaskInfo]:
+        """As for any task; the ids can be created again."""
+        return self._forget(super().cancel_ready(tasks))
+
+    def reschedule(self, shard: str, infos: Sequence[TaskInfo], dues: Iterable[Due]) -> int:
+        """As for any task; the ids are remembered as long."""
+        dues = [*dues]
+        self._keep(zip(infos, dues, strict=True))
+        return super().reschedule(shard, infos, dues)
+
+    def postpone(self, task: ReadyTask, due: Due) -> bool:
+        """As for any task; its id is remembered as long."""
+        self._keep([(task.info, due)])
+        return super().postpone(task, due)
+
+    def change(
+        self,
+        info: TaskInfo,
+        identity: Identity,
+        headers: Mapping[str, Any] | None = None,
+        **to: Any,
+    ) -> bool:
+        """As `Delayed.change`, for a task that `identity` sees.
+
+        It is no more as the request with its id has said, unless `headers` have another digest.
+        """
         if HEADER in info.headers:
-            name = ledger(info.id, info.tenant)
-            # Where it was created, which is another queue if it was moved since.
-            _drop(store, store.shards.all(info.queue), name) or _drop(
-                store, delayed.shards(None), name
-            )
+            headers = {HEADER: "", **(headers or {})}
+        given = Change(headers=headers, **to)
+
+        def accepts(each: TaskInfo) -> bool:
+            return identity.sees(each.queue, each.tenant)
+
+        is_changed = change(self._queues, info.id, given, info.queue, accepts)
+        if is_changed and (due_ms := given.due_ms()) is not None:
+            self._keep([(info, due_at(due_ms))])
+        return is_changed
+
+    def _forget(self, cancelled: list[TaskInfo]) -> list[TaskInfo]:
+        store = self._queues.store
+        for info in cancelled:
+            if HEADER in info.headers:
+                name = ledger(info.id, info.tenant)
+                # Where it was created, which is another queue if it was moved since.
+                _drop(store, store.shards.all(info.queue), name) or _drop(
+                    store, self._queues.shards(None), name
+                )
+        return cancelled
+
+    def _keep(self, moved: Iterable[tuple[TaskInfo, Due]]) -> None:
+        store, ledgers = self._queues.store, defaultdict[str, list[tuple[int, str]]](list)
+        for info, due in moved:
+            if HEADER in info.headers and due != NOW:
+                until_ms = int(due[0]) + KEPT_SECONDS * 1000
+                ledgers[info.queue].append((until_ms, ledger(info.id, info.tenant)))
+        for queue, those in ledgers.items():
+            for keys in map(store.keys, store.shards.all(queue)):
+                entries = [part for until, name in those for part in (until, keys.job(name))]
+                store.run("ZADD", keys.ledgers_until, "XX", "GT", *entries)
 
 
 def _drop(store: Store, shards: Iterable[str], ledger: str) -> int:
     return sum(store.run("DEL", store.keys(name).job(ledger)) for name in shards)
-
-
-def keep(store: Store, moved: Iterable[tuple[TaskInfo, int]]) -> None:
-    """Remember the ids of tasks until a day after their new due times, in ms, at the least."""
-    entries = defaultdict[str, list[tuple[int, str]]](list)
-    for info, due_ms in moved:
-        if HEADER in info.headers:
-            until_ms = due_ms + KEPT_SECONDS * 1000
-            entries[info.queue].append((until_ms, ledger(info.id, info.tenant)))
-    for queue, ledgers in entries.items():
-        for keys in map(store.keys, store.shards.all(queue)):
-            given = [part for until, name in ledgers for part in (until, keys.job(name))]
-            store.run("ZADD", keys.ledgers_until, "XX", "GT", *given)
-
-
-def changed(info: TaskInfo) -> dict[str, Any] | None:
-    """The headers of a task that is no more as the request with its id has said."""
-    return {HEADER: ""} if HEADER in info.headers else None

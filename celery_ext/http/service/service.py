@@ -21,6 +21,7 @@ from ..auth.identity import Identity
 from ..options import HttpOptions
 from ..problems import Problem
 from .cache import Cache
+from .create_once import OnceMoves
 from .feed import Feed
 from .places import Places
 from .threads import Threads
@@ -41,6 +42,7 @@ class Service:
         self.options = options or HttpOptions.of(app)
         self.jobs_only = jobs_only
         self.delayed = Delayed(app)
+        self.moves = OnceMoves(self.delayed)
         self.threads = Threads(
             self.options.threads, self.options.waiting, self.options.answer_seconds
         )

@@ -19,7 +19,7 @@ from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 
 from ...problems import Problem
-from .. import create_once, cursors
+from .. import cursors
 from ..bulk_models import BulkChoice, BulkMove, BulkOutcome, BulkRedirect, BulkReplay
 from ..models import DeadQuery, Search
 from ..operations import Call, Operations
@@ -87,16 +87,11 @@ class _Outcome:
 @operations.add("POST", "/cancel", "schedule", BulkOutcome, body=BulkChoice)
 def cancel_tasks(call: Call) -> dict[str, Any]:
     """Cancel the delayed or ready tasks that match a filter, or preview it with `dry_run`."""
-    delayed = call.service.delayed
-
-    def forget(infos: list[TaskInfo]) -> int:
-        create_once.forget(delayed, infos)
-        return len(infos)
-
+    moves = call.service.moves
     return _change(
         call,
-        lambda shard, infos: forget(delayed.moves.cancel(shard, infos)),
-        lambda tasks: forget(delayed.moves.cancel_ready(tasks)),
+        lambda shard, infos: len(moves.cancel(shard, infos)),
+        lambda tasks: len(moves.cancel_ready(tasks)),
     ).answer("bulk-cancel")
 
 
@@ -112,21 +107,12 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
     if choice.cursor is not None and choice.delay is not None:
         # Each request would find what the one before has moved, and move it again.
         raise Problem.of_field("delay", "to continue from a cursor, give due instead")
-    due_ms, delayed = int(at.timestamp() * 1000), call.service.delayed
-    due, moves = due_at(due_ms), delayed.moves
-
-    def reschedule(shard: str, infos: list[TaskInfo]) -> int:
-        create_once.keep(delayed.store, [(info, due_ms) for info in infos])
-        return moves.reschedule(shard, infos, [due] * len(infos))
-
-    def postpone(tasks: Sequence[ReadyTask]) -> int:
-        create_once.keep(delayed.store, [(task.info, due_ms) for task in tasks])
-        return sum(moves.postpone(task, due) for task in tasks)
-
+    due_ms, moves = int(at.timestamp() * 1000), call.service.moves
+    due = due_at(due_ms)
     return _change(
         call,
-        reschedule,
-        postpone,
+        lambda shard, infos: moves.reschedule(shard, infos, [due] * len(infos)),
+        lambda tasks: sum(moves.postpone(task, due) for task in tasks),
         due_ms,
     ).answer("bulk-reschedule")
 

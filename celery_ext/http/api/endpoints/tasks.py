@@ -20,12 +20,12 @@ from celery_ext.http.callbacks.jobs import BY_STATUS, JOB_TASK, is_job
 from celery_ext.http.callbacks.ssrf_guard import CallbackRefused, check_form
 from celery_ext.http.options import HOW
 from celery_ext.http.problems import Problem
+from celery_ext.http.service import create_once
 from celery_ext.http.service.service import Service
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.consumer.policy.of_message import HEADER
 from kombu_delayed.errors import OptionError
 
-from .. import create_once
 from ..fields import ID_PATTERN, aware
 from ..models import Created, History, OneQueue, TaskState
 from ..operations import Call, Json, Operations
@@ -205,16 +205,13 @@ def _replace(call: Call, info: TaskInfo, new: NewTask, changes: dict[str, Any]) 
         raise Problem.of_field("id", "a task of another tenant has it", 409)
     dropped = info.headers.keys() - RESERVED - changes["headers"].keys()
     changes["headers"] |= dict.fromkeys(dropped)
-    delayed = call.service.delayed
-    if delayed.change(
-        info.id,
-        queue=info.queue,
-        accepts=lambda each: call.identity.sees(each.queue, each.tenant),
-        priority=_priority(delayed.app, info.task, new.priority),
+    call.service.moves.change(
+        info,
+        call.identity,
+        priority=_priority(call.service.app, info.task, new.priority),
         args=new.args,
         **changes,
-    ):
-        create_once.keep(delayed.store, [(info, int(changes["eta"].timestamp() * 1000))])
+    )
 
 
 def _priority(app: Celery, task: str, given: int | None) -> int:
@@ -262,21 +259,16 @@ def change_task(call: Call) -> State:
     info = first_info(delayed) or ready[0].info
     if is_job(info) and (change.args is not None or change.kwargs is not None):
         raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
-    is_changed = service.delayed.change(
-        id,
-        queue=info.queue,
-        accepts=lambda each: call.identity.sees(each.queue, each.tenant),
+    is_changed = service.moves.change(
+        info,
+        call.identity,
         eta=change.due_at,
         priority=change.priority,
         args=change.args,
         kwargs=change.kwargs,
-        headers=create_once.changed(info),
     )
     if not is_changed:
         raise _taken()
-    if change.due_at is not None:
-        due_ms = int(change.due_at.timestamp() * 1000)
-        create_once.keep(service.delayed.store, [(info, due_ms)])
     if still_ready := ready_of(service, call.identity, [id], info.queue) if ready else []:
         return state_of(service, still_ready[0].info)
     return find(service, call.identity, id, info.queue) or {}
@@ -325,11 +317,10 @@ def _taken() -> Problem:
 def delete_task(call: Call) -> Response:
     """Cancel a task that is delayed or ready."""
     call.note("delete", call.id)
-    delayed = call.service.delayed
+    moves = call.service.moves
     infos, ready = _waiting_or_problem(call)
-    gone = [info for shard, each in infos.items() for info in delayed.moves.cancel(shard, each)]
-    gone += [info for task in ready for info in delayed.moves.cancel_ready([task])]
-    create_once.forget(delayed, gone)
+    gone = [info for shard, each in infos.items() for info in moves.cancel(shard, each)]
+    gone += [info for task in ready for info in moves.cancel_ready([task])]
     if not gone:
         raise _taken()
     return Response(status_code=204)
@@ -339,7 +330,7 @@ def delete_task(call: Call) -> Response:
 def run_task_now(call: Call) -> dict[str, Any]:
     """Run a delayed task now, or a ready one before all others."""
     call.note("run-now", call.id)
-    moves = call.service.delayed.moves
+    moves = call.service.moves
     infos, ready = _waiting_or_problem(call)
     moved = [moves.run_now(shard, each) for shard, each in infos.items()]
     moved += [moves.postpone(task, NOW) for task in ready]

@@ -26,9 +26,9 @@ local function schedule(id, due, record)
   if due_ms <= now_ms then
     local message = front and unpacked_behind('{', id, record, forms, from) or record:sub(#due + 2)
     if is_job then
-      local is_for_now = due_ms <= 0  -- and so was never due
-      tell('scheduled', id, message, not is_for_now and due or nil)
-      if message:byte() == 123 and not is_for_now then message = '{"due_ms":' .. due .. ',' .. message:sub(2) end
+      local was_due = due_ms > 0 and due  -- else it is for now
+      tell('scheduled', id, message, was_due or nil)
+      if was_due and message:byte() == 123 then message = '{"due_ms":' .. due .. ',' .. message:sub(2) end
     end
     redis.call('LPUSH', list_for(record:sub(1, 1)), message)
     counts[2] = counts[2] + 1

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from celery_ext.control.changes.moves import NOW, Due, due_at
 from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.errors import QueryError
-from celery_ext.http.api import create_once
 from celery_ext.http.api.endpoints.bulk_change import OnDelayed, OnReady, near, redirect_to
 from celery_ext.http.api.endpoints.lists.by_state import ready_page
 from celery_ext.http.api.endpoints.lists.search import search_page
@@ -189,34 +188,22 @@ def _changes(
     visit: Visit, form: Form, verb: str, target: Target | None
 ) -> tuple[OnDelayed, OnReady]:
     """What changes delayed tasks of a shard, and ready ones that are near each other."""
-    delayed = visit.service.delayed
-    moves = delayed.moves
+    moves = visit.service.moves
 
-    def gone(infos: list[TaskInfo]) -> int:
-        create_once.forget(delayed, infos)
-        return len(infos)
-
-    def dues_of(infos: list[TaskInfo]) -> list[Due]:
-        if target is None:
-            return [NOW] * len(infos)
-        moved = [(info, target.due_ms(info)) for info in infos]
-        create_once.keep(delayed.store, moved)
-        return [due_at(due_ms) for _, due_ms in moved]
-
-    def postpone(tasks: Sequence[ReadyTask]) -> int:
-        return sum(map(moves.postpone, tasks, dues_of([task.info for task in tasks])))
+    def due_of(info: TaskInfo) -> Due:
+        return NOW if target is None else due_at(target.due_ms(info))
 
     if verb == "cancel":
         return (
-            lambda shard, infos: gone(moves.cancel(shard, infos)),
-            lambda tasks: gone(moves.cancel_ready(tasks)),
+            lambda shard, infos: len(moves.cancel(shard, infos)),
+            lambda tasks: len(moves.cancel_ready(tasks)),
         )
     if verb == "redirect":
         to = redirect_to(visit, form.one("to_queue"))
         return to.delayed, to.ready
     return (
-        lambda shard, infos: moves.reschedule(shard, infos, dues_of(infos)),
-        postpone,
+        lambda shard, infos: moves.reschedule(shard, infos, map(due_of, infos)),
+        lambda tasks: sum(moves.postpone(each, due_of(each.info)) for each in tasks),
     )
 
 
