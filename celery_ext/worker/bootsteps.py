@@ -18,6 +18,7 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
+from .requests.turns import Turns
 from .shutdown.draining import Draining, await_threads, is_of_message
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
@@ -106,6 +107,8 @@ class OwnRequests(bootsteps.Step):
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
+        if getattr(parent.controller, "semaphore", None) is not None:
+            Turns(parent.controller)
         # Tasks wait in pools of threads and greenlets: those that a signal must not stop.
         own = REQUEST if parent.pool.signal_safe else POOLED_REQUEST
         for task in parent.app.tasks.values():

@@ -77,7 +77,12 @@ def test_every_pool(pool: str, bench: Bench) -> None:
     assert "unsupported operand" in failure.message
     assert "return x + y" in failure.traceback
     assert failure.args == "(1, None)"
+    assert failure.attempts is None  # it may be retried, and is not: this was no first of many
     assert [each.id for each in delayed.recorded("retrying")] == ["again"]
+    again = delayed.history("again")
+    assert again is not None
+    assert [step.attempts for step in again.steps if step.event == "retrying"] == [6]
+    assert (delayed.get(""), delayed.history("")) == (None, None)
     for level in LEVELS:
         counted = Tally()
         for each in slots(delayed.store, ["celery"], level, time.time()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -299,3 +300,20 @@ def test_what_is_ready_stays_revoked_without_a_worker(
         assert is_revoked(bench.result("a"))
         assert is_revoked(bench.result("b"))
     assert bench.ledger.ids() == ["other"]
+
+
+def test_a_thousand_in_a_row(bench: Bench, tmp_path: Path) -> None:
+    """They wait for the same process, and each hands on its turn: not within that of the last."""
+    door, ids = tmp_path / "door", [f"revoked-{n}" for n in range(1_000)]
+    with bench.worker(pool="prefork", options=["--prefetch-multiplier", "2000"]) as worker:
+        bench.app.send_task("until", (str(door),), task_id="first")
+        bench.ledger.wait_for_all(["first"])
+        for id in ids:
+            bench.app.send_task("record", task_id=id)
+        wait_until(lambda: bench.app.delayed.counts("celery")["celery"].ready == 0, "it has all")
+        bench.app.control.revoke(ids, reply=True)
+        door.touch()
+        bench.app.send_task("record", task_id="last")
+        bench.ledger.wait_for_all(["last"])
+        assert worker.running
+    assert {*bench.ledger.ids()} == {"first", "last"}

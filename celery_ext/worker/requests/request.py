@@ -158,7 +158,9 @@ class Request(CeleryRequest):
         if told.options.arguments:
             for name, text in (("args", self.argsrepr), ("kwargs", self.kwargsrepr)):
                 facts[name] = str(text or "")[:ARGUMENTS_LENGTH]
-        if type(most) is int:
+        retries = self.request_dict.get("retries") or 0
+        # One that is not retried although it could be has one attempt, not one of many.
+        if type(most) is int and (isinstance(error, Retry) or retries >= most):
             facts["attempts"] = most + 1
         tell = told.retrying if isinstance(error, Retry) else told.failed
         tell(run, error, traceback, **facts)
