@@ -70,7 +70,7 @@ class Script:
         yield line
 
     def _included(self, name: str) -> str:
-        text = _read(f"include/{name}.lua")
+        text = _sources()[f"include/{name}.lua"]
         needed = _NEEDS.search(text)
         missing = set(needed[1].split() if needed else ()) - {*self.keys, *self.arguments}
         if missing:
@@ -152,13 +152,16 @@ def _without_unused(source: str) -> str:
     return source if left == source else _without_unused(left)
 
 
-def _read(path: str) -> str:
-    return (
-        files("kombu_delayed.store").joinpath("lua", *path.split("/")).read_text(encoding="utf-8")
-    )
+@cache
+def _sources() -> dict[str, str]:
+    """The text of each file, all read at once: a running process may be upgraded on disk."""
+    folder = files("kombu_delayed.store") / "lua"
+    found = {f"include/{each.name}": each for each in (folder / "include").iterdir()}
+    found |= {each.name: each for each in folder.iterdir() if each.is_file()}
+    return {name: each.read_text(encoding="utf-8") for name, each in found.items()}
 
 
 @cache
 def script(name: str) -> Script:
     """The script `lua/<name>.lua`."""
-    return Script(name, _read(f"{name}.lua"))
+    return Script(name, _sources()[f"{name}.lua"])
