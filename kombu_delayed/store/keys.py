@@ -49,6 +49,14 @@ class QueueKeys:
         return "".join(map(step_char, self.priority_steps))
 
     @cached_property
+    def absent(self) -> str:
+        """Never exists. While a slot is on its way, a node refuses a script that names it.
+
+        Others could begin where some of their keys are, and fail in the middle.
+        """
+        return self._tagged("absent")
+
+    @cached_property
     def delayed(self) -> str:
         """The prefix of the keys of partitions; each is a sorted set id -> due_ms."""
         return self._tagged("delayed:")

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import re
+import shutil
+from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import redis
 from redis.exceptions import NoScriptError
 
+from kombu_delayed.store.calls import scripts
 from kombu_delayed.store.calls.scripts import Script, script
 
 LUA = files("kombu_delayed.store").joinpath("lua")
@@ -63,8 +67,26 @@ def test_every_script_names_all_it_takes(name: str) -> None:
     assert not re.search(r"^-- (keys|arguments): ", body, re.MULTILINE)
     notes = re.findall(r"^--   (\w+): ", header, re.MULTILINE)
     assert {*notes} <= script(name).names
-    unused = [each for each in script(name).names if script(name).source.count(each) < 2]
-    assert unused == []
+    used = script(name).names - {"absent"}
+    assert [each for each in used if script(name).source.count(each) < 2] == []
+
+
+#: Of these no key exists, whatever is in a queue: they are prefixes of keys, or there is none.
+NEVER_THERE = {"delayed", "gate", "outcomes", "absent"}
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"events_step", "look", "place"}))
+def test_a_script_with_keys_that_it_does_not_name_is_refused_while_a_slot_moves(name: str) -> None:
+    """A node refuses it for good reasons only where it names several keys, and one is not there.
+
+    Else it would begin, and fail with what it does not find.
+    """
+    keys = script(name).keys
+    text = re.sub("--.*", "", script(name).source)
+    used = re.findall(r"redis\.p?call\(\s*'[A-Z]+'\s*,\s*([\w.]*)", text)
+    if {*used} - {*keys}:
+        assert len(keys) > 1
+        assert NEVER_THERE.intersection(keys)
 
 
 @pytest.mark.parametrize("name", INCLUDES)
@@ -99,3 +121,18 @@ def test_other_errors_are_not_answered_with_eval() -> None:
     with pytest.raises(redis.exceptions.ReadOnlyError):
         Script("example", EXAMPLE)(run, **GIVEN)
     assert not issubclass(redis.exceptions.ReadOnlyError, NoScriptError)
+
+
+def test_a_package_that_is_replaced_while_its_programs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go on with the scripts that they know how to call."""
+    known = script("publish").sha
+    shutil.copytree(str(LUA), tmp_path / "lua")
+    monkeypatch.setattr(scripts, "files", lambda package: tmp_path)
+    monkeypatch.setattr(scripts, "_sources", cache(scripts._sources.__wrapped__))
+    load = cache(script.__wrapped__)
+    assert load("ack").sha == script("ack").sha
+    for path in tmp_path.rglob("*.lua"):
+        path.write_text(f"-- {path.stem}: new.\n-- keys: other\n")
+    assert load("publish").sha == known

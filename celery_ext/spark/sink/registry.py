@@ -209,6 +209,5 @@ def _forget_in(store: Store, queue: str, ledger: str) -> int:
     parts = [keys.job_slice(ledger, f"{number:03x}") for number in range(SLICES)]
     count = 0
     for together in (*chunks(parts, DROPPED_TOGETHER), [main]):
-        given = {"ledgers_until": keys.ledgers_until, "ledgers": [*together]}
-        count += int(script("drop_ledgers")(store.run, **given))
+        count += int(store.ask("drop_ledgers", queue, ledgers=[*together]))
     return count

@@ -1,6 +1,6 @@
 -- bury: move messages that a consumer holds to the dead letters, with the reason.
 -- Twice is safe for held messages: others do not move.
--- keys: unacked dead dead_messages dead_reasons unique_held unique_until events
+-- keys: unacked dead dead_messages dead_reasons unique_held unique_until events absent
 -- arguments: now bucket_bytes:number consumer dead_limit:number dead_age_ms:number event_limit:number failures entries...
 --   failures: JSON: the attempts that have failed (or empty)
 --   entries: tag, id, reason, record (empty: the one that is held); …

@@ -1,5 +1,5 @@
 -- dead_page: read ids of dead letters in the order of their burials. It changes nothing.
--- keys: dead
+-- keys: dead absent
 -- arguments: from_ms after limit:number
 --   from_ms: buried from then on …
 --   after: … and, of those of that very time, behind = and an id (or empty)

@@ -1,6 +1,6 @@
 -- drop_ledgers: forget parts of what a job has done, before their time.
 -- Twice is safe.
--- keys: ledgers_until
+-- keys: ledgers_until absent
 -- arguments: ledgers...
 -- returns how many there were; O(ledgers): the server frees their memory in another thread
 local count = 0

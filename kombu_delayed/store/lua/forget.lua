@@ -1,6 +1,6 @@
 -- forget: drop dead letters for good.
 -- Twice is safe.
--- keys: dead dead_messages dead_reasons
+-- keys: dead dead_messages dead_reasons absent
 -- arguments: ids...
 -- include: buckets
 -- returns how many there were; O(log n) a letter

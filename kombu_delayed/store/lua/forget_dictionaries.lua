@@ -1,6 +1,6 @@
 -- forget_dictionaries: let the dictionaries of a queue expire that has no message in any state.
 -- Twice is safe. What comes compressed into the queue before they have expired keeps them: `dictionary`.
--- keys: messages dead_messages consumers dictionaries ready...
+-- keys: messages dead_messages consumers dictionaries absent ready...
 -- arguments: stay_ms:number
 --   stay_ms: how long they stay, for whoever reads what has just left the queue; 0: they go at once; -1: change nothing
 -- returns 1 where no message needs them any more; O(consumers)

@@ -1,5 +1,5 @@
 -- lanes: read the lines at a gate, some a call. It changes nothing.
--- keys: gate
+-- keys: gate absent
 -- arguments: cursor count:number pattern
 --   count: look at so many lanes, about
 --   pattern: those whose names match, as HSCAN takes it

@@ -1,6 +1,6 @@
 -- note_outcomes: note what a worker has done with tasks.
 -- Twice notes the same lines twice, which readers take for one.
--- keys: outcomes
+-- keys: outcomes absent
 -- arguments: now limit:number age_ms:number worker alive_ms:number entries...
 --   limit: of about so many tasks a table keeps the text, and of twice as many at the most
 --   age_ms: for so long at the least, and for twice as long at the most

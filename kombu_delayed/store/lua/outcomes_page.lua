@@ -1,6 +1,6 @@
 -- outcomes_page: outcomes of the tasks of a list, the latest first.
 -- Twice is safe: it only reads.
--- keys: outcomes
+-- keys: outcomes absent
 -- arguments: now list start:number count:number
 --   list: running, failed-ids, retrying or slow
 -- include: clock outcomes

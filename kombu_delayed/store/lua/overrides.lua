@@ -1,5 +1,5 @@
 -- overrides: read what was set for limits of a queue at run time, and has not ended. It changes nothing.
--- keys: gate
+-- keys: gate absent
 -- arguments: now
 -- include: clock override
 -- returns {name, `slots ms burst until JSON`, …}; O(n)

@@ -1,5 +1,5 @@
 -- present: which of some ids are in a hash that is spread over buckets.
--- keys: hash
+-- keys: hash absent
 -- arguments: ids...
 -- include: buckets
 -- returns their numbers, from 0 on; O(ids)

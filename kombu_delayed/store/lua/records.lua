@@ -1,5 +1,5 @@
 -- records: the values of some fields of a hash that is spread over buckets.
--- keys: hash
+-- keys: hash absent
 -- arguments: fields...
 -- include: buckets
 -- returns a value, packed or not, or nil for each; O(fields)

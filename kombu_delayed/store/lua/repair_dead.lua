@@ -1,6 +1,6 @@
 -- repair_dead: look through a part of the dead letters for those that are not whole, and put them right.
 -- Twice is safe: intact entries do not change.
--- keys: dead dead_messages dead_reasons
+-- keys: dead dead_messages dead_reasons absent
 -- arguments: now part cursor count:number fixes
 --   part: whose ids are looked at: dead, messages or reasons
 -- include: clock buckets bucket_scan repair

@@ -1,6 +1,6 @@
 -- repair_duplicates: look for ids that several messages are said to share, and none does; forget them.
 -- Twice is safe: shared ids do not change.
--- keys: messages duplicates
+-- keys: messages duplicates absent
 -- arguments: cursor count:number fixes
 -- include: buckets bucket_scan repair
 -- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, 'duplicate', …}; O(messages that share them)

@@ -1,6 +1,6 @@
 -- repair_ledgers: look through a part of the ledgers for those that are past their time, and drop them.
 -- Twice is safe: needed entries do not change.
--- keys: ledgers_until
+-- keys: ledgers_until absent
 -- arguments: now cursor count:number fixes
 -- include: clock buckets bucket_scan repair past_ledgers
 -- returns {the next cursor, '0' at the end, ledgers looked at, bytes read, ledger, fault, …}, where the fault is past; O(count · log n)

@@ -1,6 +1,6 @@
 -- repair_notes: look through a part of what is noted of expectations, or of the early answers, and put it right.
 -- Twice is safe: intact entries do not change.
--- keys: notes notes_until messages unique unique_due
+-- keys: notes notes_until messages unique unique_due absent
 -- arguments: part cursor count:number fixes
 --   notes: HASH name -> JSON: expectations, or answers
 --   notes_until: ZSET name -> when that is forgotten

@@ -1,6 +1,6 @@
 -- repair_unique: look through a part of the unique keys for those that no message has, and forget them.
 -- Twice is safe: a key that a message has stays as it is.
--- keys: messages unique unique_due
+-- keys: messages unique unique_due absent
 -- arguments: part cursor count:number fixes
 --   part: whose keys are looked at: unique or due
 -- include: buckets bucket_scan repair

@@ -1,6 +1,6 @@
 -- reset_limit: let the numbers of a limit hold that are declared. Call retry_limit then.
 -- Twice is safe.
--- keys: gate
+-- keys: gate absent
 -- arguments: name
 --   name: the limit, as slots name it
 -- returns 1 if other numbers were set, else 0

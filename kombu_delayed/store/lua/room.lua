@@ -1,5 +1,5 @@
 -- room: read how much of some limits is in use. It changes nothing.
--- keys: gate
+-- keys: gate absent
 -- arguments: now limits...
 --   limits: as slots name them
 -- include: clock

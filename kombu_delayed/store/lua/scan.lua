@@ -1,5 +1,5 @@
 -- scan: a page of a hash that is spread over buckets. What stays meanwhile is met, some of it more than once.
--- keys: hash
+-- keys: hash absent
 -- arguments: cursor count:number
 -- include: buckets bucket_scan
 -- returns {the next cursor, '0' at the end, field, value, …}, values packed or not; O(count)

@@ -1,6 +1,6 @@
 -- set_limit: let other numbers hold for a limit than those that are declared. Call retry_limit then.
 -- Twice is safe: the second one replaces the first.
--- keys: gate
+-- keys: gate absent
 -- arguments: now name numbers length_ms:number note
 --   name: the limit, as slots name it
 --   numbers: slots, ms a token, burst; - for one as it is declared

@@ -1,6 +1,6 @@
 -- settle: note how a message that waited for an answer has ended, before anything follows from that.
 -- Twice is safe: the first end counts, and is told the same again.
--- keys: expectations expectations_until
+-- keys: expectations expectations_until absent
 -- arguments: now name id state kept_ms:number
 --   state: answered, failed or timed_out
 --   kept_ms: how long it is known afterwards how it ended

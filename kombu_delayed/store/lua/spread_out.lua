@@ -1,6 +1,6 @@
 -- spread_out: move what older versions have put into one large hash to buckets, bit by bit.
 -- Twice is safe.
--- keys: hash
+-- keys: hash absent
 -- arguments: bucket_bytes:number cursor count:number
 -- include: buckets bucket_add
 -- returns the next cursor, '0' at the end; O(count)

@@ -1,6 +1,6 @@
 -- tally: count what a worker has done with tasks, by slots of time.
 -- Twice counts once: the number of a worker's last call is remembered for a day.
--- keys: outcomes
+-- keys: outcomes absent
 -- arguments: worker number:number levels entries...
 --   number: of the call; a later call of the worker has a larger one
 --   levels: seconds of a slot and of what one hash has, as in '60:3600 900:86400'

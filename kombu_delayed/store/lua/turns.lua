@@ -1,5 +1,5 @@
 -- turns: read when it is whose turn. It changes nothing.
--- keys: gate
+-- keys: gate absent
 -- arguments: keys...
 --   keys: fairness keys
 -- returns for each how many have their turns before it, or -1 where it has none; O(log n) a key
