@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from celery_ext import Delayed
 from celery_ext.control.backup.file import MAGIC
 from celery_ext.control.backup.transfer import RestoreReport, inspect, restore
-from celery_ext.errors import BackupError
+from celery_ext.errors import BackupError, QueryError
 from kombu_delayed.inspection import backlog as backlog_module
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.store.store import Entry, Store
@@ -109,8 +109,11 @@ def test_there_and_back(delayed: Delayed, client: redis.Redis, path: Path) -> No
     client.flushall()
     assert delayed.restore(path, queue="é").queues == {"é": 65}
     assert set(delayed.counts()) - {"celery"} == {"é"}
-    delayed.backup(path, queue="q")
-    assert inspect(path)["queues"] == ["q"]
+    delayed.backup(path, queue="é")
+    assert inspect(path)["queues"] == ["é"]
+    with pytest.raises(QueryError, match="no queue 'q'"):
+        delayed.backup(path, queue="q")
+    assert inspect(path)["queues"] == ["é"]
 
 
 @pytest.mark.parametrize("kind", available_kinds())

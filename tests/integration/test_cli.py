@@ -22,12 +22,16 @@ import redis
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
+from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, checkup, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
+from celery_ext.control.changes import change_many
 from celery_ext.policies import Drain, Fair, Limit
+from celery_ext.tasks.formatting import tasks_word
+from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
@@ -381,6 +385,30 @@ def test_cancel_many(cli: Cli) -> None:
     assert result.stdout.endswith("30 tasks are cancelled.\n")
     assert cli.text("cancel", "-t", "app.*", "--yes") == "2 tasks are cancelled.\n"
     assert cli.ids() == {"three", "four"}
+
+
+@pytest.mark.parametrize("error", [OperationalError("it is gone"), KeyboardInterrupt()])
+@pytest.mark.parametrize("chosen", [["-t", "bulk", "--yes"], [f"more-{n}" for n in range(30)]])
+def test_what_is_broken_off_says_how_far_it_came(
+    cli: Cli, chosen: list[str], error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(30):
+        cli.send(f"more-{n}", HOUR, name="bulk")
+    cancel = Backlog.cancel
+
+    def breaks(self: Backlog, ids: list[str], **options: Any) -> Any:
+        if "more-0" not in ids:
+            raise error
+        return cancel(self, ids, **options)
+
+    monkeypatch.setattr(Backlog, "cancel", breaks)
+    monkeypatch.setattr(change_many, "CALL_LIMIT", 20)
+    result = cli("cancel", *chosen)
+    assert result.exit_code == 1
+    count = len({f"more-{n}" for n in range(30)} - cli.ids())
+    assert count == (20 if "-t" in chosen else 1)
+    assert f"Not finished: {tasks_word(count)} " in result.stderr
+    assert " cancelled, or a few more.\n" in result.stderr
 
 
 def test_json_of_many(cli: Cli) -> None:

@@ -159,12 +159,12 @@ def _change_ids(
         found = {info.id for info in infos}
         session.print(tasks_table(infos, f"{change.verb} {tasks_word(len(infos))}:"))
     else:
-        with session.progress(change.verb, len(ids)) as advance:
+        with session.change(change.verb, change.past, len(ids)) as advance:
             found = set()
             for id in ids:
                 if change.one(delayed, id, queue):
                     found.add(id)
-                advance(1)
+                    advance(1)
     missing = [id for id in ids if id not in found]
     changed = 0 if dry_run else len(found)
     told = {"dry_run": dry_run, "matched": len(found), "changed": changed, "missing": missing}
@@ -192,7 +192,7 @@ def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_r
         if preview is not None:
             session.confirm(f"{change.verb} {tasks_word(preview.matched)}?")
         total = preview.matched if preview else None
-        with session.progress(change.verb, total) as advance:
+        with session.change(change.verb, change.past, total) as advance:
             outcome = change.many(session.delayed, query, progress=advance)
     assert outcome is not None
     session.emit(_data(outcome))

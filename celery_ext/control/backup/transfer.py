@@ -76,8 +76,11 @@ def backup(
 
     Reads page by page while the broker works: messages that are scheduled, moved or due meanwhile
     may be missing. The file gets its name when it is complete. `progress` is called with a number
-    of messages; True shows a bar on the terminal. Raises OSError if the file cannot be written.
+    of messages; True shows a bar on the terminal. Raises OSError if the file cannot be written,
+    and QueryError for a queue that neither the app nor the broker knows.
     """
+    if queue:
+        delayed.check_queue(queue)  # an empty backup might take the place of a good one
     store = delayed.store
     store.shards.look_again()
     names = [*store.shards.all(queue)] if queue else sorted(backlogs.queues(store))

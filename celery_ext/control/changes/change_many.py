@@ -67,6 +67,6 @@ def change_many(
         for at in range(0, len(infos), CALL_LIMIT):
             part = infos[at : at + CALL_LIMIT]
             outcome.add(queue_of(shard), part, 0 if dry_run else change(shard, part))
-        if progress is not None:
-            progress(len(infos))
+            if progress is not None:
+                progress(len(part))
     return outcome
