@@ -93,7 +93,7 @@ def test_later_goes_by_its_codes(jobs: Jobs) -> None:
     jobs.receiver.answers["/code"] = (200, b'{"code": 7}', {})
     given = {"topic": "order", "callback": jobs.receiver.url("/code")}
     id = jobs.api.post("/create", json=given).json()["id"]
-    assert jobs.wait(id, "dead")["reason"] == "1 attempts failed, the last one: code 7"
+    assert jobs.wait(id, "dead")["reason"] == "its only attempt failed: code 7"
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -41,7 +41,8 @@ def test_pauses(strategy: Backoff, pauses: list[float]) -> None:
     for attempt, pause in enumerate(pauses, 1):
         assert strategy.next(message, error, attempt) == Retry(1_000 + pause * 1000)
     last = strategy.next(message, error, len(pauses) + 1)
-    assert last == GiveUp(f"failed {len(pauses) + 1} times, at last with ValueError: no")
+    times = f"{len(pauses) + 1} times, at last" if pauses else "once"
+    assert last == GiveUp(f"failed {times} with ValueError: no")
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,8 @@ def _again(task: Task, chosen: JobOptions, retry: int, error: Exception) -> None
     """Raises what lets the job be tried again later, or makes it dead."""
     done = task.request.retries
     if done >= retry:
-        raise _dead(task, chosen, f"{done + 1} attempts failed, the last one: {error}") from None
+        failed = f"{done + 1} attempts failed, the last one" if done else "its only attempt failed"
+        raise _dead(task, chosen, f"{failed}: {error}") from None
     wait = chosen.pause_seconds(done)
     logger.info("HTTP job %s is retried in %.0f s: %s", task.request.id, wait, error)
     try:

@@ -216,7 +216,7 @@ def _ask(
 ) -> Retry | GiveUp:
     """What a strategy says; one that fails itself must not lose the task."""
     if max_retries is not None and attempt > max_retries:
-        return GiveUp(f"failed {attempt} times, at last with {describe(error)}")
+        return GiveUp.after(attempt, error)
     try:
         answer = strategy.next(message, error, attempt)
         if isinstance(answer, Retry):

@@ -67,6 +67,12 @@ class GiveUp:
 
     reason: str
 
+    @classmethod
+    def after(cls, attempts: int, error: BaseException) -> GiveUp:
+        """So many attempts have failed, the last one with an error."""
+        times = "once" if attempts == 1 else f"{attempts} times, at last"
+        return cls(f"failed {times} with {describe(error)}")
+
 
 class RanOut(Bury):
     """The message becomes a dead letter unless its retry strategy has it tried again."""
@@ -137,7 +143,7 @@ class Backoff(RetryStrategy):
     def next(self, message: Attempt, error: BaseException, attempt: int) -> Retry | GiveUp:
         """Retry after the pause, as long as there is one."""
         if attempt > self.retries:
-            return GiveUp(f"failed {attempt} times, at last with {describe(error)}")
+            return GiveUp.after(attempt, error)
         pause = self.pause_seconds(attempt) * random.uniform(1 - self._jitter, 1 + self._jitter)
         at_ms = message.now_ms + round(pause * 1000)
         if self.max_age_ms is not None and at_ms > message.first_failure_ms + self.max_age_ms:
