@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError, ResponseError
 
+from kombu_delayed.connection.cluster.connection import NodeConnection, SlotMoves
+from kombu_delayed.connection.cluster.nodes import Node
 from kombu_delayed.connection.commands import Replicas
 from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.consumer.policy.decisions import Rules
@@ -24,6 +27,9 @@ from ..errors import BrokerError
 
 #: Of the app's `task_publish_retry_policy`: connecting is retried as for `apply_async`.
 RETRY_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+
+Self = TypeVar("Self", bound="Broker")
 
 
 class Broker:
@@ -87,8 +93,21 @@ class Broker:
             connection.ensure_connection(**options)
             self._channel = connection.default_channel
             store = copy(self._channel.store)
-        store.run = _ToldConnection(store.over(store.client).run, self._was_lost)
+        # A Cluster finds its nodes again by itself.
+        on_lost = self._was_lost if store.cluster is None else lambda: None
+        store.run = _ToldConnection(store.over(store.client).run, on_lost)
         return store
+
+    def reachable(self: Self) -> Self | None:
+        """The same but for what is on nodes of a Cluster that do not answer; None: all answer."""
+        store = self.store
+        run: Any = store.run
+        if not (down := run.nodes_down()):
+            return None
+        other = copy(self)
+        other._store = store.without(down)
+        other._store.run = run.without(down)
+        return other
 
     def _was_lost(self) -> None:
         # Another of the URLs may have to be tried next.
@@ -115,12 +134,26 @@ def _broker(app: Celery, pid: int) -> Broker:
     return Broker(app)
 
 
-class _ToldConnection:
-    """A connection that raises what Celery users know from `apply_async`."""
+class BrokerUnreachable(OperationalError, ConnectionError):
+    """What Celery users know from `apply_async`, for who looks for an error of Redis as well."""
 
-    def __init__(self, connection: ServerConnection, on_lost: Callable[[], None]) -> None:
+
+class _ToldConnection:
+    """A connection that raises what Celery users know from `apply_async`.
+
+    On a Cluster it waits for a slot that is on its way to another node. Nothing is looked for on
+    the nodes that it `leaves_out`.
+    """
+
+    def __init__(
+        self,
+        connection: ServerConnection,
+        on_lost: Callable[[], None],
+        leaves_out: Collection[Node] = (),
+    ) -> None:
         self._connection = connection
         self._on_lost = on_lost
+        self._leaves_out = leaves_out
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -128,20 +161,49 @@ class _ToldConnection:
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """As the connection's; raises OperationalError where the broker cannot be reached."""
         try:
-            return self._connection(*command, replicas=replicas)
-        except UNREACHABLE as error:
-            raise self._lost(error) from error
-
-    def everywhere(self) -> list[_ToldConnection]:
-        return [_ToldConnection(each, self._on_lost) for each in self._connection.everywhere()]
-
-    def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As the connection's; raises OperationalError where the broker cannot be reached."""
-        try:
             return self._connection.insist(*command, replicas=replicas)
         except UNREACHABLE as error:
-            raise self._lost(error) from error
+            raise self._told(error) from error
 
-    def _lost(self, error: BaseException) -> OperationalError:
+    insist = __call__
+
+    def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """As the connection's; raises and returns OperationalError as a call does."""
+        try:
+            answers = self._connection.many(commands)
+        except UNREACHABLE as error:
+            raise self._told(error) from error
+        return [self._answer(*each) for each in zip(commands, answers, strict=True)]
+
+    def _answer(self, command: Sequence[Any], answer: Any) -> Any:
+        if isinstance(answer, SlotMoves):
+            try:
+                return self(*command)
+            except (OperationalError, ResponseError) as error:
+                return error
+        return self._told(answer) if isinstance(answer, UNREACHABLE) else answer
+
+    def everywhere(self) -> list[_ToldConnection]:
+        return [
+            _ToldConnection(each, self._on_lost)
+            for each in self._connection.everywhere()
+            if not (isinstance(each, NodeConnection) and each.node in self._leaves_out)
+        ]
+
+    def without(self, nodes: Collection[Node]) -> _ToldConnection:
+        """The same, which looks for nothing on some nodes."""
+        return _ToldConnection(self._connection, self._on_lost, nodes)
+
+    def nodes_down(self) -> set[Node]:
+        """The nodes of a Cluster that do not answer now."""
+        found = set()
+        for each in self.everywhere():
+            try:
+                each("PING")
+            except OperationalError:
+                found.add(each.node)
+        return found
+
+    def _told(self, error: BaseException) -> BrokerUnreachable:
         self._on_lost()
-        return OperationalError(str(error))
+        return BrokerUnreachable(str(error))

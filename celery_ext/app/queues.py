@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from math import inf
+from time import monotonic
+from typing import TypeVar
 
 from celery import Celery
+from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.inspection import backlog as backlogs
@@ -14,10 +18,18 @@ from kombu_delayed.inspection.ready.index import ReadyIndex
 from kombu_delayed.store.calls.shards import queue_of
 
 from ..errors import QueryError
-from ..tasks.results import store_revoked
+from ..tasks.results import keeps_results, store_revoked
 from ..tasks.task_info import TaskInfo
 from . import signals
 from .broker import Broker
+
+logger = get_logger(__name__)
+
+#: How often an app's tasks are looked at for result backends.
+LOOK_SECONDS = 1.0
+
+T = TypeVar("T")
+Self = TypeVar("Self", bound="Queues")
 
 
 class Queues(Broker):
@@ -27,6 +39,8 @@ class Queues(Broker):
         super().__init__(app)
         #: Finds ready tasks by their ids.
         self.ready_index = ReadyIndex()
+        self._keeps_results = False
+        self._look_again_at = -inf
 
     def queues(self) -> list[str]:
         """The app's queues, and all in the broker that have or had something.
@@ -58,8 +72,9 @@ class Queues(Broker):
         return [name for each in self._names(queue) for name in shards.all(each)]
 
     def _names(self, queue: str | None) -> list[str]:
-        self.store.shards.look_again()
-        return [queue] if queue else self.queues()
+        names = [queue] if queue else self.queues()
+        self.store.shards.look_at_all(names)
+        return names
 
     def backlog(self, shard: str) -> Backlog:
         """The backlog of one queue, or of one of its shards."""
@@ -74,12 +89,36 @@ class Queues(Broker):
         """
         shards = self.store.shards
         if queue:
-            yield shards.all(queue)
+            yield from filter(None, [shards.all(queue)])
             return
         own = list(self.app.amqp.queues)
-        yield from map(shards.all, own)
+        yield from filter(None, map(shards.all, own))
         if len(found) < len(ids):
-            yield from (shards.all(name) for name in self.queues() if name not in own)
+            others = [name for name in self.queues() if name not in own]
+            yield from filter(None, map(shards.all, others))
+
+    def despite_nodes_down(self: Self, search: Callable[[Self], T]) -> T:
+        """Search all queues, or those on the nodes of a Cluster that answer.
+
+        Raises the error of a node that does not where nothing was found.
+        """
+        try:
+            return search(self)
+        except self.store.errors_of_one_queue as error:
+            rest = self.reachable()
+            if rest is None or not (found := search(rest)):
+                raise
+            logger.warning("Not all queues could be searched: %s", error)
+            return found
+
+    def is_told_of_cancelling(self) -> bool:
+        """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
+        if signals.task_cancelled.receivers:
+            return True
+        if monotonic() >= self._look_again_at:
+            self._keeps_results = keeps_results(self.app)
+            self._look_again_at = monotonic() + LOOK_SECONDS
+        return self._keeps_results
 
     def was_cancelled(self, info: TaskInfo) -> None:
         """Tell the result backend and the signal's receivers of a task that was dropped."""

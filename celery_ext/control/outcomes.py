@@ -52,6 +52,10 @@ FAILED = ("failed", "lost")
 
 def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> TaskInfo | None:
     """What is known of a task: its message where that waits, or else what workers have recorded."""
+    return queues.despite_nodes_down(lambda those: _look_up(those, id, queue, progress))
+
+
+def _look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> TaskInfo | None:
     found, passed = None, list[str]()
 
     def is_there(shard: str) -> bool:
@@ -126,13 +130,17 @@ def _by_reading(
 
 def _places(queues: Queues, queue: str | None) -> Iterator[Sequence[str]]:
     """The queue, or the app's own ones and then the others: those are found by reading all keys."""
-    queues.store.shards.look_again()
+    look_at = queues.store.shards.look_at_all
     if queue is not None:
+        look_at([queue])
         yield [queue]
         return
     own = list(queues.app.amqp.queues)
+    look_at(own)
     yield own
-    yield [name for name in queues.queues() if name not in own]
+    others = [name for name in queues.queues() if name not in own]
+    look_at(others)
+    yield others
 
 
 def _shards(queues: Queues, names: Iterable[str], id: str) -> list[str]:
@@ -147,6 +155,10 @@ def recorded_in(queues: Queues, shards: Sequence[str], id: str) -> list[TaskHist
 
 def history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None:
     """What is recorded of a task: in the app's queues, and in all others if it may have moved."""
+    return queues.despite_nodes_down(lambda those: _history_of(those, id, queue))
+
+
+def _history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None:
     found = list[TaskHistory]()
     for names in _places(queues, queue):
         found += recorded_in(queues, _shards(queues, names, id), id)

@@ -107,6 +107,53 @@ def test_a_broker_that_fails_on_the_way(
     assert (counts.ready, counts.delayed) == ((3, 2) if state == "delayed" else (2, 3))
 
 
+@pytest.mark.parametrize("state", ["delayed", "ready"])
+def test_what_was_sent_is_dropped_after_all(
+    filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would run in both queues."""
+    cancel, fails = Backlog.cancel, iter([True, True, False])
+
+    def cancels(self: Backlog, *args: Any, **options: Any) -> Any:
+        if next(fails, False):
+            raise OperationalError("it is gone")
+        return cancel(self, *args, **options)
+
+    monkeypatch.setattr(Backlog, "cancel", cancels)
+    assert filled.redirect_many(Query(queue="celery", state=state), "other").changed == 3
+    moved = {"delayed": ["d0", "d1", "d2"], "ready": ["r0", "r1", "r2"]}[state]
+    found = where(filled)
+    assert found["other"] == sorted([*moved, "there"])
+    assert found["celery"] == sorted({"r0", "r1", "r2", "d0", "d1", "d2"} - {*moved})
+
+
+def test_what_is_in_both_queues_is_named(filled: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Backlog, *args: Any, **options: Any) -> Any:
+        raise OperationalError("it is gone")
+
+    monkeypatch.setattr(Backlog, "cancel", fails)
+    monkeypatch.setattr(module, "DROP_SECONDS", 0.1)
+    named = (
+        r"task d0 is in queue 'other' now, but could not be taken out of 'celery': .*: it is gone"
+    )
+    with pytest.raises(OperationalError, match=named):
+        filled.redirect_many(Query(queue="celery"), "other")
+    assert where(filled)["other"] == ["d0", "there"]
+
+
+@pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
+def test_a_task_is_not_moved_onto_another_one_with_its_key(
+    filled: Delayed, bench: Bench, conflict: str
+) -> None:
+    once = {"delayed_unique": "k", "delayed_conflict": conflict}
+    bench.send("one", 500, headers=once)
+    bench.send("two", 700, queue="other", headers=once)
+    due = {info.id: info.due_ms for info in filled.find()}
+    assert not filled.redirect("one", "other")
+    assert {info.id: info.due_ms for info in filled.find()} == due
+    assert where(filled)["other"] == ["there", "two"]
+
+
 def test_by_id(filled: Delayed) -> None:
     for id in ("d1", "r1", "there"):
         assert filled.redirect(id, "other")

@@ -75,6 +75,16 @@ def change(
 
     Raises QueryError where its arguments cannot be read or written here.
     """
+    return delayed.despite_nodes_down(lambda those: _change(those, task_id, change, queue, accepts))
+
+
+def _change(
+    delayed: Queues,
+    task_id: str,
+    change: Change,
+    queue: str | None,
+    accepts: Callable[[TaskInfo], bool],
+) -> bool:
     due_ms, changed = change.due_ms(), False
     names = chain.from_iterable(delayed.where(queue, [task_id], found := set[str]()))
     for name in names:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import compress
-from math import inf
-from time import monotonic, time
+from time import time
 from typing import Any
 
 from kombu_delayed.inspection.backlog import Move
@@ -15,14 +14,10 @@ from kombu_delayed.store.calls.shards import queue_of
 from ...app import signals
 from ...app.outcome_options import OutcomeOptions
 from ...app.queues import Queues
-from ...tasks.results import keeps_results
 from ...tasks.task_info import TaskInfo
 from ...tasks.times import LATEST_MS, from_ms
 from ..outcomes import write_now
 from .ready import ReadyTask, amend, ready_tasks
-
-#: How often an app's tasks are looked at for result backends.
-LOOK_SECONDS = 1.0
 
 #: A due time for the broker, and for the header of the task: "" leaves that as it is.
 Due = tuple[str, str]
@@ -41,15 +36,20 @@ class Moves:
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._keeps_results = False
-        self._look_again_at = -inf
 
     def cancel_by_id(self, ids: list[str], queue: str | None) -> set[str]:
         """Drop the delayed and the ready tasks with these ids; returns those that were there."""
-        gone = self.cancel_ids(ids, queue)
-        rest = [id for id in ids if id not in gone]
-        for task in ready_tasks(self._queues, rest, queue):
-            gone.update(info.id for info in self.cancel_ready([task]))
+        gone: set[str] = set()
+
+        def cancel(queues: Queues) -> bool:
+            moves = Moves(queues)
+            gone.update(moves.cancel_ids([id for id in ids if id not in gone], queue))
+            rest = [id for id in ids if id not in gone]
+            for task in ready_tasks(queues, rest, queue):
+                gone.update(info.id for info in moves.cancel_ready([task]))
+            return len(gone) == len(ids)
+
+        self._queues.despite_nodes_down(cancel)
         return gone
 
     def cancel_ids(self, ids: list[str], queue: str | None) -> set[str]:
@@ -57,7 +57,7 @@ class Moves:
         gone: set[str] = set()
         for shards in self._queues.where(queue, ids, gone):
             copies = Copies(self._queues.store, shards)
-            if not self._is_told_of_cancelling():
+            if not self._queues.is_told_of_cancelling():
                 found = [*compress(ids, copies.cancel(ids))]
                 gone.update(found)
                 nearest = self._queues.store.shards.nearest
@@ -102,15 +102,6 @@ class Moves:
             options = OutcomeOptions.of(self._queues.app)
             write_now(self._queues, options, "cancelled", cancelled)
 
-    def _is_told_of_cancelling(self) -> bool:
-        """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
-        if signals.task_cancelled.receivers:
-            return True
-        if monotonic() >= self._look_again_at:
-            self._keeps_results = keeps_results(self._queues.app)
-            self._look_again_at = monotonic() + LOOK_SECONDS
-        return self._keeps_results
-
     def cancel(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
         """Drop delayed tasks of one shard; returns those that were there."""
         counts = self._queues.backlog(shard).cancel([info.member for info in infos], members=True)
@@ -122,6 +113,11 @@ class Moves:
 
     def reschedule_by_id(self, id: str, due: Due, queue: str | None) -> bool:
         """Give the task with this id another due time; True if it was delayed or ready."""
+        return self._queues.despite_nodes_down(
+            lambda queues: Moves(queues)._reschedule(id, due, queue)
+        )
+
+    def _reschedule(self, id: str, due: Due, queue: str | None) -> bool:
         if self._reschedule_id(id, due, queue):
             return True
         tasks = ready_tasks(self._queues, [id], queue)

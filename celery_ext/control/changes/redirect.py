@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from time import time
 from typing import Any
+
+from kombu.exceptions import OperationalError
+from kombu.utils.functional import retry_over_time
 
 from kombu_delayed.errors import AlreadyDelayed
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.queues import Queues
-from ...errors import QueryError
+from ...errors import BROKER_FAILS, QueryError
 from ...tasks.body import payload_of
 from ...tasks.dead_task import DeadTask
 from ...tasks.task_info import TaskInfo
@@ -22,6 +27,10 @@ from .ready import ReadyTask, amend, ready_tasks
 
 #: Tasks that are being moved stay out of the reach of workers for so long, so many at a time.
 HOLD_MS, HELD = 60_000, 50
+
+#: So long it is tried to drop what was sent, while the broker cannot be reached.
+DROP_SECONDS = 20
+DROP_INTERVALS = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 1}
 
 #: What a message has from the queue that it leaves.
 OWN = ("wait", "ticket")
@@ -74,6 +83,13 @@ class Redirect:
 
     def by_id(self, id: str, queue: str | None) -> bool:
         """Move the delayed or ready tasks with an id; True if they are in the other queue then."""
+
+        def move(queues: Queues) -> bool:
+            return (self if queues is self._queues else Redirect(queues, self._to))._id(id, queue)
+
+        return self._queues.despite_nodes_down(move)
+
+    def _id(self, id: str, queue: str | None) -> bool:
         queues, count, found = self._queues, 0, set[str]()
         for shard in chain.from_iterable(queues.where(queue, [id], found)):
             infos = [TaskInfo.waiting(shard, each) for each in queues.backlog(shard).get(id)]
@@ -114,10 +130,25 @@ class Redirect:
                 if self._put(info):
                     kept.remove(there)
                     count += 1
-                    self._backlog(shard).cancel([there.member], members=True)
-        finally:
-            self._let_go(shard, kept)
+                    self._drop(shard, there)
+        except BaseException:
+            with suppress(*BROKER_FAILS):  # what failed says more
+                self._let_go(shard, kept)
+            raise
+        self._let_go(shard, kept)
         return count
+
+    def _drop(self, shard: str, held: TaskInfo) -> None:
+        """Drop what is in the other queue already: or else it would run twice."""
+        cancel = partial(self._backlog(shard).cancel, [held.member], members=True)
+        try:
+            retry_over_time(cancel, BROKER_FAILS, timeout=DROP_SECONDS, **DROP_INTERVALS)
+        except BROKER_FAILS as error:
+            raise OperationalError(
+                f"task {held.id} is in queue {self._to!r} now, but could not be taken out of "
+                f"{queue_of(shard)!r}: it runs a second time there in a minute, or when it is due, "
+                f"unless you cancel it in that queue: {error}"
+            ) from error
 
     def _let_go(self, shard: str, kept: Iterable[TaskInfo]) -> None:
         moves = [Move(each.member, str(each.due_ms or 0)) for each in kept]
@@ -132,7 +163,7 @@ class Redirect:
             payload.pop("due_ms", None)
             due = str(info.due_ms or 0)
         try:
-            channel._put(self._to, payload, _due=due)
+            channel._put(self._to, payload, _due=due, _moves=True)
         except AlreadyDelayed:
             return False
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import lru_cache
@@ -219,6 +219,18 @@ class Caller:
         """The node of a Cluster that has a queue. Raises NodeDown where none has."""
         node: Node = self.cluster.node(slot_of(("", self.keys(queue).wake)))
         return node
+
+    def without(self: Self, nodes: Collection[Node]) -> Self:
+        """The same store without the shards that some nodes of a Cluster have."""
+        other = copy(self)
+        other.shards = self.shards.without(lambda shard: self._is_on(nodes, shard))
+        return other
+
+    def _is_on(self, nodes: Collection[Node], shard: str) -> bool:
+        try:
+            return self.node_of(shard) in nodes
+        except NodeDown:
+            return True
 
     def _is_down(self, queue: str) -> bool:
         try:

@@ -12,6 +12,7 @@ from itertools import count
 
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
+from ...errors import OptionError
 from .shards import MARK, is_shard, number_of, queue_of
 
 #: The slots in as many ranges, each a cell: who has whole cells has no shard by chance.
@@ -26,8 +27,11 @@ def hash_tag(queue: str) -> str:
     """What is in braces in the keys of a queue or of a shard.
 
     Of a shard it is the name and a salt, which was tried out until the slot was near its place.
-    Where the name has a "}" only what is before it would count, so that one stays as it is.
+    Where the name has a "}" only what is before it would count, so that one stays as it is. Raises
+    OptionError where nothing is before it: its keys would be in many slots.
     """
+    if queue.startswith("}"):
+        raise OptionError(f"a queue on a Cluster cannot be named {queue!r}: it begins with '}}'")
     if not is_shard(queue) or "}" in queue:
         return queue
     place = _place(queue_of(queue), number_of(queue))

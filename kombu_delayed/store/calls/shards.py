@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from functools import lru_cache
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 from ...connection.commands import pairs
@@ -69,6 +70,9 @@ def label(shard: str) -> str:
     return f"{queue_of(shard)}, shard {number_of(shard)}" if is_shard(shard) else shard
 
 
+Self = TypeVar("Self", bound="Shards")
+
+
 class Shards:
     """The shards of each queue. `configured` is the transport option `delayed_shards`.
 
@@ -87,6 +91,7 @@ class Shards:
         self._most: dict[str, int] = {}
         self._whole: set[str] = set()
         self._looked_at = -LOOK_SECONDS
+        self._leaves_out: Callable[[str], bool] | None = None
 
     def keep_whole(self, queue: str) -> None:
         """Spread a queue over no shards: it is temporary, and would leave its number behind."""
@@ -116,10 +121,18 @@ class Shards:
 
     def all(self, queue: str) -> tuple[str, ...]:
         """All that there may be messages in, also when fewer are filled now."""
-        if not _can_be_spread(queue):
-            return (queue,)
-        count = max(self._known(queue), self.count(queue))
-        return tuple(shard_name(queue, n) for n in range(count))
+        found: tuple[str, ...] = (queue,)
+        if _can_be_spread(queue):
+            count = max(self._known(queue), self.count(queue))
+            found = tuple(shard_name(queue, n) for n in range(count))
+        leaves_out = self._leaves_out
+        return found if leaves_out is None else tuple(n for n in found if not leaves_out(n))
+
+    def without(self: Self, leaves_out: Callable[[str], bool]) -> Self:
+        """The same but for some shards, in which nothing is to be looked for."""
+        other = copy(self)
+        other._leaves_out = leaves_out
+        return other
 
     def nearest(self, queue: str, id: str) -> tuple[str, ...]:
         """As `all`, the shard in front where a message with this id is to be looked for first."""

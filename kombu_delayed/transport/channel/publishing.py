@@ -8,7 +8,7 @@ from typing import Any
 from ...consumer.policy.decisions import planned
 from ...consumer.policy.of_message import HEADER, USUAL, with_policies
 from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
-from ...message.envelope import Unique, due, message_id, to_json, unique_key
+from ...message.envelope import CONFLICTS, Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
 from .. import server_checks
 from ..replies import lifetimes
@@ -48,6 +48,8 @@ class PublishingChannel(ConnectingChannel):
             return
         try:
             if unique is not None:
+                if kwargs.get("_moves") and unique.conflict in CONFLICTS:
+                    unique = unique._replace(conflict="refuse")  # it is no new task
                 self._put_unique(
                     self.store.shards.home(queue, unique.key), entry, unique, expires_ms
                 )

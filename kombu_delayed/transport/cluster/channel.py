@@ -101,8 +101,8 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
         self.bindings.drop(exchange, self.bindings.member(routing_key, pattern, queue))
 
     def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
-        if not queue or queue.startswith("}"):
-            raise OptionError(f"a queue on a Cluster cannot be named {queue!r}")
+        if not queue:
+            raise OptionError("a queue on a Cluster needs a name")
         if queue_with(queue) != queue:
             raise OptionError(
                 f"a queue on a Cluster cannot be named {queue!r}: a shard of queue "

@@ -1,0 +1,169 @@
+"""Tasks are looked up, moved and cancelled while part of a Cluster cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Queue
+from kombu.exceptions import OperationalError
+
+import celery_ext
+from celery_ext import Delayed, Query
+from celery_ext.control.changes.redirect import Redirect
+from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.connection.cluster import connection as module
+from kombu_delayed.connection.cluster.nodes import Cluster as Map
+from kombu_delayed.connection.cluster.nodes import Node
+from kombu_delayed.errors import NodeDown
+from tests.kit.clusters import Cluster
+from tests.kit.servers import Server
+from tests.kit.wait import wait_until
+
+
+@pytest.fixture
+def app(cluster: Cluster, names: list[str]) -> Iterator[Celery]:
+    """An app with three queues, each on another node."""
+    with Celery(broker=f"delayed+{cluster.url}") as app:
+        app.conf.task_queues = [Queue(name) for name in names]
+        app.conf.broker_transport_options = {"delayed_replicas_to_wait": 0}
+        celery_ext.install(app)
+        for name in names:
+            for n in range(3):
+                app.send_task("task", task_id=f"{name}-{n}", countdown=3600, queue=name)
+        yield app
+    cluster.flush()
+
+
+def cut_off(port: int, patch: pytest.MonkeyPatch) -> None:
+    """Nobody reaches a node any more."""
+    reach = Map.reach
+
+    def reach_others(self: Map, node: Node, connect: Any, **how: Any) -> Any:
+        if node.port == port:
+            raise NodeDown(f"node {node} is cut off")
+        return reach(self, node, connect, **how)
+
+    patch.setattr(Map, "reach", reach_others)
+
+
+@pytest.fixture
+def others(
+    app: Celery, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The queues that can be used while the node of the first one is down."""
+    cut_off(cluster.master_of(names[0]).port or 0, monkeypatch)
+    return names[1:]
+
+
+def where(delayed: Delayed, queue: str) -> set[str]:
+    return {info.id for info in delayed.find(queue=queue)}
+
+
+def test_what_is_on_other_nodes_is_found_and_changed(
+    app: Celery, names: list[str], others: list[str]
+) -> None:
+    delayed, (one, two) = app.delayed, others
+    found = delayed.get(f"{one}-0")
+    assert found is not None
+    assert found.queue == one
+    assert delayed.reschedule(f"{one}-0", countdown=7200)
+    assert delayed.change(f"{one}-0", args=(1,))
+    again = delayed.get(f"{one}-0")
+    assert again is not None
+    assert again.args == "(1,)"
+    assert (again.due_ms or 0) > (found.due_ms or 0) + 3_000_000
+    assert delayed.redirect(f"{one}-0", two)
+    assert delayed.cancel(f"{two}-1")
+    assert where(delayed, one) == {f"{one}-1", f"{one}-2"}
+    assert where(delayed, two) == {f"{one}-0", f"{two}-0", f"{two}-2"}
+    cancelled = delayed.history(f"{two}-1")
+    assert cancelled is not None
+    assert cancelled.state == "cancelled"
+
+
+@pytest.mark.parametrize("verb", ["get", "history", "cancel", "run_now"])
+def test_what_may_be_on_the_node_is_an_error(
+    app: Celery, names: list[str], others: list[str], verb: str
+) -> None:
+    for id in (f"{names[0]}-0", "nobody"):
+        with pytest.raises(OperationalError, match="is cut off"):
+            getattr(app.delayed, verb)(id)
+
+
+def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(
+    app: Celery, names: list[str], others: list[str]
+) -> None:
+    ids = [f"{name}-0" for name in names]
+    assert app.delayed.cancel_ids(ids[1:]) == {*ids[1:]}
+    with pytest.raises(OperationalError):
+        app.delayed.cancel_ids([f"{name}-1" for name in names])
+    for name in others:
+        assert where(app.delayed, name) == {f"{name}-2"}
+
+
+class Moving:
+    """The slot of a queue is on its way to another node until somebody waits for that."""
+
+    def __init__(self, cluster: Cluster, queue: str, target: Server) -> None:
+        self._cluster, self._queue, self._target = cluster, queue, target
+        self.waited = 0
+
+    def begin(self) -> None:
+        self._cluster.begin_move(self._queue, self._target)
+
+    def sleep(self, seconds: float) -> None:
+        if not self.waited:
+            wait_until(lambda: self._cluster.finish_move(self._queue, self._target), "it has moved")
+        self.waited += 1
+
+
+@pytest.fixture
+def moving(
+    app: Celery, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Moving]:
+    home = cluster.master_of(names[0])
+    moving = Moving(cluster, names[0], cluster.master_of(names[1]))
+    monkeypatch.setattr(module, "time", moving)
+    yield moving
+    cluster.move(names[0], home)
+
+
+@pytest.mark.parametrize(
+    ("verb", "expected"),
+    [
+        (lambda delayed, id: delayed.get(id).id, None),
+        (lambda delayed, id: delayed.cancel(id), True),
+        (lambda delayed, id: delayed.run_now(id), True),
+        (lambda delayed, id: sum(1 for _ in delayed.find()), 9),
+        (lambda delayed, id: delayed.cancel_many(Query()).changed, 9),
+        (lambda delayed, id: sum(each.delayed for each in delayed.counts().values()), 9),
+    ],
+)
+def test_a_slot_that_moves_is_waited_for(
+    app: Celery, names: list[str], moving: Moving, verb: Callable[..., Any], expected: Any
+) -> None:
+    moving.begin()
+    id = f"{names[0]}-0"
+    assert verb(app.delayed, id) == (expected or id)
+    assert moving.waited > 0
+
+
+def test_a_slot_that_moves_after_a_task_was_copied(
+    app: Celery, names: list[str], moving: Moving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is then in one of the two queues."""
+    put = Redirect._put
+
+    def put_and_begin(self: Redirect, info: TaskInfo) -> bool:
+        done = put(self, info)
+        moving.begin()
+        return done
+
+    monkeypatch.setattr(Redirect, "_put", put_and_begin)
+    assert app.delayed.redirect(f"{names[0]}-0", names[1])
+    assert moving.waited > 0
+    assert where(app.delayed, names[0]) == {f"{names[0]}-1", f"{names[0]}-2"}
+    assert f"{names[0]}-0" in where(app.delayed, names[1])
