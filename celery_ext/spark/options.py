@@ -23,6 +23,9 @@ Self = TypeVar("Self", bound="BrokerOptions")
 SCHEDULE, CANCEL, RESCHEDULE, RESTORE = "schedule", "cancel", "reschedule", "restore"
 OPERATIONS = (SCHEDULE, CANCEL, RESCHEDULE, RESTORE)
 
+#: So end the names of ledgers of jobs that do not schedule: a job of such a name would share one.
+LEDGERS = tuple(f":{each}" for each in OPERATIONS if each != SCHEDULE)
+
 #: What becomes of columns that are not ours.
 DROP, KWARGS, HEADERS, FAIL = "drop", "kwargs", "headers", "fail"
 
@@ -31,6 +34,12 @@ def _text(value: str) -> str:
     if not value:
         raise ValueError("a text that is not empty")
     return value
+
+
+def _job_id(value: str) -> str:
+    if value.endswith(LEDGERS):
+        raise ValueError("a name that is no other job's ledger")
+    return _text(value)
 
 
 def _zone(value: str) -> ZoneInfo:
@@ -249,7 +258,7 @@ class WriteOptions(BrokerOptions):
     operation: str = option(SCHEDULE, one_of(*OPERATIONS), "The operation for each row.")
     job_id: str = option(
         lambda: str(uuid4()),
-        Taken(_text, "a text that is not empty"),
+        Taken(_job_id, f"a text that is not empty and does not end in {', '.join(LEDGERS)}"),
         "The name of the job. When it runs again under the same name, it skips rows that it"
         " has already scheduled, rescheduled or restored. Default: a new name for each run,"
         " and for each batch of a stream.",

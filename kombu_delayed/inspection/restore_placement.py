@@ -17,18 +17,19 @@ Item = tuple[bytes, ...]
 
 def by_shard(
     store: Store, queue: str, items: Iterable[Item]
-) -> Iterator[tuple[str, list[Item], int]]:
-    """Items by the shard that they go to, and how many more of them another shard has already."""
+) -> Iterator[tuple[str, list[Item], list[Item]]]:
+    """Items by the shard that they go to, and those that another shard has already."""
     shards = store.shards.all(queue)
     if len(shards) == 1:
-        yield queue, [*items], 0
+        yield queue, [*items], []
         return
     homes: dict[str, list[Item]] = {}
     for item in items:
         homes.setdefault(_home(store, queue, item), []).append(item)
     for home, found in homes.items():
         there = {n for other in shards if other != home for n in _there(store, other, found)}
-        yield home, [item for n, item in enumerate(found) if n not in there], len(there)
+        missing = [item for n, item in enumerate(found) if n not in there]
+        yield home, missing, [found[n] for n in sorted(there)]
 
 
 def _home(store: Store, queue: str, item: Item) -> str:

@@ -96,10 +96,30 @@ def test_a_job_that_was_killed(log: Log, tell: Any, tmp_path: Path) -> None:
     for name in ("1", ".1.crc"):
         (path / "_checkpoint" / "commits" / name).unlink()
     shutil.copytree(path / "batch=00000000", path / "batch=00000002")
+    (path / "batch=00000002" / "_SUCCESS").unlink()
     (path / "batch=00000002" / "_temporary" / "0").mkdir(parents=True)
     tell(5)
-    assert log() == 25
+    assert log() == 5
     assert numbers(path) == list(range(1, 56))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("sizes", [[20], [20, 10]])
+def test_a_batch_whose_events_are_trimmed_since_stays(
+    log: Log, tell: Any, tmp_path: Path, client: redis.Redis, sizes: list[int]
+) -> None:
+    """It was written, and the job was killed before it could note that."""
+    path, last = tmp_path / "archive", len(sizes) - 1
+    for size in sizes:
+        tell(size)
+        log()
+    for name in (f"{last}", f".{last}.crc"):
+        (path / "_checkpoint" / "commits" / name).unlink()
+    for queue in "qr":
+        client.xtrim(f"{{{queue}}}:events", 3, approximate=False)
+    tell(4)
+    log(fail_on_data_loss=False)
+    assert numbers(path) == list(range(1, sum(sizes) + 5))
 
 
 def test_one_job_at_a_time(

@@ -99,6 +99,21 @@ def test_there_and_back(
     assert records(client) == before
 
 
+def test_what_another_shard_had_is_not_repeated_when_it_has_run(
+    spark: SparkSession, store: Store, client: redis.Redis, url: str, path: str
+) -> None:
+    """By the same job, after the queue was spread over more shards."""
+    store.schedule("q", [entry(f"t{n}", JAN_MS) for n in range(20)])
+    backup(spark, path, broker=url)
+    rows = read_backup(spark, path)
+    given = {"broker": url, "transport_options": {"delayed_shards": 4}, "job_id": "j"}
+    assert counts(restore(rows, **given)) == (0, 20, 0)
+    Backlog(store, "q").cancel([f"t{n}" for n in range(20)])
+    assert counts(restore(rows, **given)) == (0, 20, 0)
+    assert not check_backlog(client)
+    assert counts(restore(rows, **{**given, "job_id": "other"})) == (20, 0, 0)
+
+
 def test_a_copy_in_another_layout(
     spark: SparkSession, filled: Store, client: redis.Redis, url: str
 ) -> None:

@@ -163,6 +163,30 @@ def test_files_with_other_times(spark: SparkSession, tmp_path: Path) -> None:
         spark.conf.unset(NANOS_AS_LONG)
 
 
+def test_files_with_other_columns(
+    spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """What only one of them has is not lost."""
+    few = {"id": ["a"], "task": ["t"], "countdown": [1e9]}
+    parquet.write_table(pa.table(few), tmp_path / "a.parquet")
+    more = {"id": ["b"], "task": ["t"], "countdown": [1e9], "kwargs": ['{"user": 7}']}
+    parquet.write_table(pa.table(more), tmp_path / "b.parquet")
+    rows = read_rows(spark, str(tmp_path), "parquet")
+    assert schedule(rows, broker=url).accepted == 2
+    assert kwargs(client) == {"a": {}, "b": {"user": 7}}
+    parquet.write_table(pa.table({**few, "kwargs": [7]}), tmp_path / "c.parquet")
+    with pytest.raises(OptionError, match="a column has different types in the files"):
+        read_rows(spark, str(tmp_path), "parquet")
+
+
+def test_csv_files_with_other_columns(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    """Their names count, not their order."""
+    (tmp_path / "a.csv").write_text("id,task,countdown\na,t,1000000\n")
+    (tmp_path / "b.csv").write_text("task,id,countdown\nt,b,1000000\n")
+    with pytest.raises(Exception, match="CSV header does not conform to the schema"):
+        schedule(read_rows(spark, str(tmp_path), "csv"), broker=url)
+
+
 def test_columns_without_any_value(
     spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
 ) -> None:

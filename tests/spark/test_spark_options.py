@@ -87,6 +87,7 @@ def test_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "message"),
     [
         ({"rejects": ""}, "option rejects takes the path of a directory, or the URI"),
+        ({"job_id": "a:restore"}, "option job_id takes a text .* does not end in :cancel, :resch"),
         ({"queue": "c", "queues": "a,b"}, "option queue is 'c', and the option queues allows only"),
     ],
 )

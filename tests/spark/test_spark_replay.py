@@ -143,8 +143,23 @@ def test_replay(
 
     Backlog(store, "q").cancel(["a"])
     again = lost(spark, "a", "b", "c", "d", "e")
-    assert counts(replay(again, saved, broker=url, job_id="j")) == (1, 4, 0)
+    assert counts(replay(again, saved, broker=url, job_id="j")) == (1, 5, 0)  # c is a pair
     assert set(check_backlog(client)) == {"b", "c", "c\x1f2", "e"}
+
+
+def test_what_was_there_is_not_repeated_when_it_has_run(
+    spark: SparkSession, saved: DataFrame, store: Store, client: redis.Redis, url: str
+) -> None:
+    """By the same job: a message that it has found in the broker is dealt with."""
+    store.publish("q", [Entry("d", 0, task("d"))])
+    store.schedule("q", [Entry("e", 3, task("e"), str(ms(2_000_000)))])
+    gone = lost(spark, "d", "e")
+    assert counts(replay(gone, saved, broker=url, job_id="j")) == (0, 2, 0)
+    client.delete("q")
+    Backlog(store, "q").cancel(["e"])
+    assert counts(replay(gone, saved, broker=url, job_id="j")) == (0, 2, 0)
+    assert not check_backlog(client)
+    assert counts(replay(gone, saved, broker=url, job_id="other")) == (2, 0, 0)
 
 
 def test_spread(spark: SparkSession, saved: DataFrame) -> None:

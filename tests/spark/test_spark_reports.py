@@ -79,6 +79,11 @@ def test_a_delivery(deliveries: Make) -> None:
             id="a retry has the same id and another due time",
         ),
         pytest.param(
+            "1 delivered, 1 waiting, 4 delivered, 6 acked",
+            [(1, 4.0, 2.0, "acked")],
+            id="it had to wait for a limit",
+        ),
+        pytest.param(
             "1 delivered, 2 delivered queue=other, 3 acked, 5 buried queue=q",
             [(1, 1.0, None, "buried"), (1, 2.0, 1.0, "acked")],
             id="the same id in two queues",
@@ -153,14 +158,19 @@ def test_never_delivered(spark: SparkSession) -> None:
     told = {
         "done": ran(10, 0),
         "waits": "0 scheduled due=20",
+        "waits for a limit": "0 scheduled due=20, 21 waiting",
         "cancelled": "0 scheduled due=20, 1 cancelled",
         "put off": "0 scheduled due=20, 1 rescheduled due=500",
         "ahead": "100 scheduled due=200",
     }
     events, columns = happened(spark, told), ("id", "scheduled_at", "overdue_seconds")
-    assert values(queries.never_delivered(events), *columns) == [("waits", naive(0), 80.0)]
+    assert values(queries.never_delivered(events), *columns) == [
+        ("waits", naive(0), 80.0),
+        ("waits for a limit", naive(0), 80.0),
+    ]
     assert values(queries.never_delivered(events, at(500)), "id", "overdue_seconds") == [
         ("ahead", 300.0),
         ("put off", 0.0),
         ("waits", 480.0),
+        ("waits for a limit", 480.0),
     ]

@@ -159,6 +159,10 @@ def test_ids_of_key_columns() -> None:
     rows, reasons = made(columns, key_columns="n,at")
     assert [row[3]["task_id"] for row in rows] == [key_id([1, ETA])] * 2
     assert reasons == ["a key column is null, so that the row has no id"]
+    columns["n"] = pa.array([1.5, float("nan"), float("nan")])
+    rows, reasons = made(columns, key_columns="n,at")
+    assert [row[3]["task_id"] for row in rows] == [key_id([1.5, ETA])]
+    assert reasons == ["a key column is null, so that the row has no id"] * 2
 
 
 def test_ids_stay_what_they_are() -> None:

@@ -215,8 +215,8 @@ class _Restore:
             )
             with self._failing():
                 items = zip(*[fields] * size, strict=True)
-                for shard, part, already in by_shard(self._store, queue, items):
-                    self.report.already += already
+                for shard, part, there in by_shard(self._store, queue, items):
+                    self.report.already += len(there)
                     self._pipeline.send([(verb, each) for each in call(shard, part)])
             counts = self.report.queues
             counts[queue] = counts.get(queue, 0) + block.items

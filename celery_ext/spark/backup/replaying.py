@@ -23,7 +23,7 @@ from kombu_delayed.store.store import CALL_LIMIT
 from ..connect import connected
 from ..options import BrokerOptions, WriteOptions
 from ..reports.queries import event_order
-from ..sink.backup_rows import COLUMNS
+from ..sink.backup_rows import COLUMNS, IS_THERE
 from ..sink.job_ledger import Job, JobReport
 from ..sink.pace import Pace
 from .held import in_broker
@@ -158,14 +158,16 @@ def replay(
     known = missed.limit(0)
     broker = {name: each for name, each in options.items() if name in _BROKER}
     try:
-        lost = _give_up(without_messages(missed, backup), missed.count(), given)
         known = in_broker(missed, broker).persist()
-        already = known.count()
-        rows = with_messages(missed.join(known, [*_MESSAGE], "left_anti"), backup)
+        unknown = missed.join(known, [*_MESSAGE], "left_anti")
+        lost = _give_up(without_messages(unknown, backup), missed.count(), given)
+        rows = with_messages(missed, backup)
         if at is not None or over:
             rows = spread(rows, at or datetime.now(timezone.utc), over)
-        report = restore(rows, **options)
-        report.already += already
+        # The job has to know these, too: they may have run when it is run again.
+        is_there = F.broadcast(known.withColumn(IS_THERE, F.lit(True)))
+        report = restore(rows.join(is_there, [*_MESSAGE], "left"), **options)
+        report.already += without_messages(known, backup).count()
         report.refused += lost
         return report
     finally:
@@ -196,8 +198,9 @@ def _give_up(lost: DataFrame, total: int, options: WriteOptions) -> int:
 def replay_dead(missed: DataFrame, *, at: datetime | None = None, **options: Any) -> JobReport:
     """Give dead letters another try where they are, now or at a time; no backup is needed.
 
-    `already` are those that are no dead letters any more. `options` are those of `WriteOptions`.
-    Raises OptionError, and Kombu's OperationalError where the broker fails.
+    Those that have failed again since an earlier run of the job get one more try. `already` are
+    those that are no dead letters any more. `options` are those of `WriteOptions`. Raises
+    OptionError, and Kombu's OperationalError where the broker fails.
     """
     given = WriteOptions.parse(options)
     due_ms = 0 if at is None else eta_to_ms(at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -48,7 +49,9 @@ def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
         return _parquet(spark, path)
     reader = spark.read.option("mode", "FAILFAST")
     if format == "csv":
-        return reader.option("header", "true").option("escape", '"').csv(path)
+        # A file with other columns than the first one is an error, not read by their numbers.
+        reader = reader.option("header", "true").option("enforceSchema", "false")
+        return reader.option("escape", '"').csv(path)
     # Where Spark looks for names and types, an error would not be one of its own.
     found = spark.read.option("mode", "DROPMALFORMED").json(path).schema
     text = StringType()
@@ -82,7 +85,20 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
             if (others := _nanoseconds(_parquet_types(spark, file))) != times:
                 raise OptionError(_mixed(files[0], times, file, others))
         casts |= {name: _of_nanoseconds(name, is_utc) for name, is_utc in times.items()}
-    return rows.withColumns(casts)
+    return (_merged(spark, path) if len(files) > 1 else rows).withColumns(casts)
+
+
+def _merged(spark: SparkSession, path: str) -> DataFrame:
+    """Files with the columns that any of them has: Spark would take those of one for all."""
+    try:
+        return spark.read.option("mergeSchema", "true").parquet(path)
+    except Py4JJavaError as error:
+        said = str(error.java_exception.getMessage())
+        if "CANNOT_MERGE_SCHEMAS" not in said:
+            raise
+        raise OptionError(
+            f"a column has different types in the files at {path}: schedule them one by one. {said}"
+        ) from error
 
 
 _NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"

@@ -80,8 +80,10 @@ def _check(spark: SparkSession, path: str, checkpoint: str) -> None:
 
 def _writer(path: str) -> Callable[[DataFrame, int], None]:
     def write(events: DataFrame, number: int) -> None:
-        batch = by_day(events).write.mode("overwrite")
-        batch.partitionBy(*PARTITIONS).parquet(f"{path}/{BATCH.format(number)}")
+        place = f"{path}/{BATCH.format(number)}"
+        if exists(events.sparkSession, f"{place}/_SUCCESS"):
+            return  # the job died behind it; some of its events may be trimmed by now
+        by_day(events).write.mode("overwrite").partitionBy(*PARTITIONS).parquet(place)
 
     return write
 

@@ -48,7 +48,7 @@ def deliveries(events: DataFrame) -> DataFrame:
     is acked - delivered by the same consumer, null if there is no ack. `attempt` counts the
     deliveries of a message for one due time, from 1. `scheduled_at` is when the due time was set,
     null if that was before the first event. `hour` is that of the due time, or without one that of
-    the delivery.
+    the delivery. A message that was delivered, and then had to wait for a limit, was not delivered.
     """
     ordered = event_order()
     message = Window.partitionBy(*_MESSAGE).orderBy(*ordered)
@@ -56,7 +56,9 @@ def deliveries(events: DataFrame) -> DataFrame:
     attempts = Window.partitionBy(*_MESSAGE, "due").orderBy(*ordered)
     scheduled_at = F.last(F.when(F.col("event").isin(*_SCHEDULES), F.col("at")), ignorenulls=True)
     return (
-        events.where(F.col("event").isin(*_SCHEDULES, "delivered", *ENDS))
+        events.where(F.col("event").isin(*_SCHEDULES, "delivered", "waiting", *ENDS))
+        .withColumn("_then", F.lead("event").over(message))
+        .where("event != 'waiting' and not (event = 'delivered' and _then <=> 'waiting')")
         .withColumn("scheduled_at", F.when(F.col("due").isNotNull(), scheduled_at.over(message)))
         .withColumn("_next", F.lead(F.struct("event", "at")).over(holder))
         .where("event = 'delivered'")
@@ -173,22 +175,25 @@ def worst(deliveries: DataFrame, count: int = 100) -> DataFrame:
 
 
 def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFrame:
-    """Messages that were due by `as_of`, or by the last event, and still wait.
+    """Messages that were due by `as_of`, or by the last event, and still wait, also for a limit.
 
     Messages that were cancelled, and those whose scheduling is not among the events, do not count.
     """
     now = events.agg(F.max("at").alias("as_of"))
     if as_of is not None:
         now = now.select(F.lit(as_of).alias("as_of"))
-    told = F.struct("event", "task", "tenant", "due", "at")
-    last = events.groupBy(*_MESSAGE).agg(F.max_by(told, F.struct(*event_order())).alias("last"))
+    told, order = F.struct("event", "task", "tenant", "due"), F.struct(*event_order())
+    scheduled = F.when(F.col("event").isin(*_SCHEDULES), F.col("at"))
+    last = events.groupBy(*_MESSAGE).agg(
+        F.max_by(told, order).alias("last"), F.max(scheduled).alias("scheduled_at")
+    )
+    waits = F.col("event").isin(*_SCHEDULES, "waiting") & F.col("scheduled_at").isNotNull()
     return (
-        last.select(*_MESSAGE, "last.*")
+        last.select(*_MESSAGE, "last.*", "scheduled_at")
         .crossJoin(F.broadcast(now))
-        .where(F.col("event").isin(*_SCHEDULES) & (F.col("due") <= F.col("as_of")))
+        .where(waits & (F.col("due") <= F.col("as_of")))
         .select(
-            *(*_MESSAGE, "task", "tenant", "due"),
-            F.col("at").alias("scheduled_at"),
+            *(*_MESSAGE, "task", "tenant", "due", "scheduled_at"),
             _seconds("due", "as_of").alias("overdue_seconds"),
         )
     )

@@ -34,6 +34,10 @@ COLUMNS = {
 #: What a restore needs; the others are for who reads the files.
 NEEDED = ("version", "queue", "member", "step", "due_ms", "payload")
 
+#: A column that a backup does not have: true for a message that the broker has, wherever it is. A
+#: job has dealt with it then.
+IS_THERE = "is_there"
+
 #: Steps are one character of ASCII.
 _STEPS = range(0, 128 - 48)
 
@@ -68,6 +72,7 @@ def check_version(version: Any, what: str) -> None:
 class BackupRows:
     """Iterates over (queue, member, record); what is no message is given to `refuse`.
 
+    The record is empty for what `IS_THERE`.
     Raises BackupError for rows of another version, before any of their batch is restored.
     """
 
@@ -86,12 +91,15 @@ class BackupRows:
             for version in batch.column("version").unique().to_pylist():
                 check_version(version, "a row of the backup")
             columns = [batch.column(name).to_pylist() for name in NEEDED[1:]]
-            for queue, member, step, due_ms, payload in zip(*columns, strict=True):
+            has_it = IS_THERE in batch.schema.names
+            columns.append(batch.column(IS_THERE).to_pylist() if has_it else [None] * len(batch))
+            for queue, member, step, due_ms, payload, is_there in zip(*columns, strict=True):
                 if reason := self._fault(queue, member, step, due_ms, payload):
                     named = {"queue": queue, "id": (member or b"").decode(errors="replace")}
                     self._refuse({**named, "step": step, "due_ms": due_ms}, reason)
                     continue
-                yield queue, member, b"%b%d%b" % (step_char(step).encode(), due_ms, payload)
+                record = b"%b%d%b" % (step_char(step).encode(), due_ms, payload)
+                yield queue, member, b"" if is_there else record
 
     def _fault(
         self,

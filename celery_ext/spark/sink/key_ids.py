@@ -18,7 +18,10 @@ NAMESPACE = UUID("6c1c2f0e-8d35-5f0e-9a53-6b1f6d1f3c7a")
 
 
 def key_id(values: Iterable[Any]) -> str:
-    """The id that is made from the values of key columns. Raises RowError where one is null."""
+    """The id that is made from the values of key columns.
+
+    Raises RowError where one is null, or NaN, which pandas has for a number that is missing.
+    """
     texts = [_key_text(value) for value in values]
     if None in texts:
         raise RowError("a key column is null, so that the row has no id")
@@ -35,4 +38,6 @@ def _key_text(value: Any) -> Any:
         return (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
     if isinstance(value, date):
         return value.isoformat()
+    if value != value:
+        return None
     return value if value is None or isinstance(value, (str, int, float)) else str(value)

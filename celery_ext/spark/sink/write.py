@@ -162,7 +162,7 @@ class BacklogWriter(DataSourceArrowWriter):
 
         pipeline = Pipeline(store, count)
         try:
-            for commands in self._commands(store, pace.over(rows), written, pace.batch):
+            for commands in self._commands(store, pace.over(rows), pace.batch):
                 pipeline.send(commands)
             pipeline.confirm()
         finally:
@@ -173,7 +173,6 @@ class BacklogWriter(DataSourceArrowWriter):
         self,
         store: LedgerStore,
         rows: Iterable[tuple[Any, ...]],
-        written: Written,
         size: int,
     ) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
         """The scripts for a batch of rows, each under its queue."""
@@ -184,20 +183,19 @@ class BacklogWriter(DataSourceArrowWriter):
             yield [
                 (shard, whole(*self._call(store, shard, part)))
                 for queue, each in by_queue.items()
-                for shard, items in self._by_shard(store, queue, each, written)
+                for shard, items in self._by_shard(store, queue, each)
                 for part in chunks(items)
             ]
 
     def _by_shard(
-        self, store: LedgerStore, queue: str, items: list[tuple[Any, ...]], written: Written
+        self, store: LedgerStore, queue: str, items: list[tuple[Any, ...]]
     ) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
         """What is restored by the shard that it goes to; what is changed may be in any of them."""
         if self.options.operation != RESTORE:
             yield from ((shard, items) for shard in store.shards.all(queue))
             return
-        for shard, part, already in by_shard(store, queue, items):
-            written.rows += already
-            yield shard, part
+        for shard, part, there in by_shard(store, queue, items):
+            yield shard, [*part, *((member, b"") for member, _ in there)]
 
     def _call(self, store: LedgerStore, queue: str, part: Any) -> Call:
         if self.options.operation == CANCEL:

@@ -7,7 +7,7 @@
 --   job: HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored
 --   run: field of the ledger that counts what this run has restored
 --   ledger_seconds: 0: no ledger
---   entries: member, priority step + due_ms + message; …
+--   entries: member, priority step + due_ms + message, or nothing for one that is elsewhere in the queue; …
 -- include: clock waiting buckets bucket_add backlog gather events unique past_ledgers ledger
 -- returns as text: restored, already done before; O(log n) a message
 local before = earliest()
@@ -65,7 +65,7 @@ for i = 1, #entries, 2 do
   local due = entries[i + 1]:match('^.(%d+)')
   local due_ms = tonumber(due)
   local is_known = has_ledger and not claim_in_ledger(entries[i])
-  local member = not is_known and put_back(entries[i], entries[i + 1], due_ms)
+  local member = due and not is_known and put_back(entries[i], entries[i + 1], due_ms)
   if member then
     claim_key(member, entries[i + 1], due_ms)
     if not first or due_ms < first then first = due_ms end
