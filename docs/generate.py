@@ -66,7 +66,7 @@ def options_page() -> str:
     for each in fields(Options):
         least, most = each.metadata["least"], each.metadata["most"]
         is_text = str(each.type).startswith("str")
-        default = f"`{each.default}`" if each.default is not None else "see there"
+        default = f"`{each.default}`" if each.default is not None else "see right"
         span = "`True`, `False`" if isinstance(each.default, bool) else f"{least:g} to {most:g}"
         if is_text:
             span = f"up to {most:g} characters" if most < math.inf else f"`{COMPRESSION}`"

@@ -45,7 +45,7 @@ def schedule(wanted: Reminder) -> dict[str, str]:
 def show(task_id: str) -> dict[str, Any]:
     info = delayed.get(task_id)
     if info is None:
-        raise HTTPException(404, "this reminder is neither waiting nor running")
+        raise HTTPException(404, "nothing is known of this reminder")
     return info.as_dict()
 
 

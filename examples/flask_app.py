@@ -37,7 +37,7 @@ def schedule() -> Any:
 def show(task_id: str) -> Any:
     info = delayed.get(task_id)
     if info is None:
-        abort(404, "this reminder is neither waiting nor running")
+        abort(404, "nothing is known of this reminder")
     return info.as_dict()
 
 

@@ -59,7 +59,7 @@ def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: 
             report = backups.restore(session.delayed, file, queue, advance, check=False)
     session.emit({"dry_run": dry_run, "matched": matched, **asdict(report), "counts": counts})
     if not matched:
-        session.nothing("The file is empty" + (f" of queue {queue}." if queue else "."))
+        session.nothing(f"The file has no messages{f' of queue {queue}' if queue else ''}.")
     if not dry_run:
         session.print(
             f"{tasks_word(report.messages)} and {letters_word(report.dead)} are restored; "

@@ -18,7 +18,7 @@ class GivenText(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> str:
         if not value:
-            self.fail("it is empty; to select all, leave the option out", param, ctx)
+            self.fail("it is empty: give a text, or leave the option out", param, ctx)
         return str(value)
 
 

@@ -19,7 +19,7 @@ from ..tasks.history import TaskHistory
 from ..tasks.progress import Progress
 from ..tasks.query import Query
 from ..tasks.task_info import TaskInfo
-from ..tasks.times import from_now_ms, to_ms
+from ..tasks.times import Length, from_now_ms, to_ms
 from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
 from .bulk.schedule import BulkReport, schedule_many
@@ -31,7 +31,7 @@ from .changes.ready import change_ready, matching
 from .changes.redirect import Redirect
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
-from .outcomes import Length, Meant, history_of, look_up, recorded
+from .outcomes import Meant, history_of, look_up, recorded
 from .policies.declared import Policies
 from .policies.limits import LimitInfo, gate_usage, limits
 from .policies.overrides import reset_limit, set_limit
@@ -215,9 +215,9 @@ class Delayed(Queues):
         self,
         query: Query,
         *,
-        by: timedelta | None = None,
+        by: Length | None = None,
         to: datetime | str | None = None,
-        spread: timedelta | None = None,
+        spread: Length | None = None,
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> Outcome:

@@ -19,7 +19,6 @@ from kombu_delayed.inspection.lookup import (
     lookup_by_reading,
 )
 from kombu_delayed.inspection.ready.index import MOST
-from kombu_delayed.message.durations import parse_length
 from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.outcomes.records import LISTS, Note, Outcomes
 
@@ -31,14 +30,12 @@ from ..errors import BROKER_FAILS, QueryError
 from ..tasks.history import TaskHistory, head_of
 from ..tasks.progress import Progress
 from ..tasks.task_info import TaskInfo
+from ..tasks.times import Length, to_length
 
 logger = get_logger(__name__)
 
 #: So many shards are asked for tasks in one go.
 ASKED = 100
-
-#: Seconds, text such as "90s", or a timedelta.
-Length = float | str | timedelta
 
 #: A shard, and the id of a task in it.
 Place = tuple[str, str]
@@ -201,31 +198,26 @@ class Meant:
     shorter_than: Length | None = None
 
     @cached_property
-    def _seconds(self) -> tuple[float | None, float | None]:
-        return _length("longer_than", self.longer_than), _length("shorter_than", self.shorter_than)
+    def _run_times(self) -> tuple[timedelta | None, timedelta | None]:
+        longer = to_length("longer_than", self.longer_than)
+        return longer, to_length("shorter_than", self.shorter_than)
 
     def __post_init__(self) -> None:
         """Raises QueryError for what is no length of time."""
-        _ = self._seconds
+        _ = self._run_times
 
     def matches(self, history: TaskHistory) -> bool:
-        failure, (least, most) = history.failure, self._seconds
+        failure, (least, most) = history.failure, self._run_times
         seconds = None if (least, most) == (None, None) else history.run_seconds
+        ran = None if seconds is None else timedelta(seconds=seconds)
         errors = (failure.error, failure.said) if failure else ("",)
         return (
             (self.task is None or fnmatchcase(history.task, self.task))
             and (self.worker is None or fnmatchcase(history.worker, self.worker))
             and (self.error is None or any(fnmatchcase(each, self.error) for each in errors))
-            and (least is None or (seconds is not None and seconds > least))
-            and (most is None or (seconds is not None and seconds < most))
+            and (least is None or (ran is not None and ran > least))
+            and (most is None or (ran is not None and ran < most))
         )
-
-
-def _length(name: str, given: Length | None) -> float | None:
-    try:
-        return None if given is None else parse_length(given).total_seconds()
-    except ValueError as error:
-        raise QueryError(f"{name}={error}") from None
 
 
 def recorded(

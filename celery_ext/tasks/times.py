@@ -5,10 +5,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from kombu_delayed.message.durations import parse_ms
+from kombu_delayed.message.durations import parse_length, parse_ms
 from kombu_delayed.message.envelope import eta_to_ms
 
 from ..errors import QueryError
+
+#: Seconds, text such as "90s", or a timedelta.
+Length = float | str | timedelta
 
 EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
@@ -37,7 +40,15 @@ def from_now_ms(name: str, seconds: float) -> int:
         ) from error
 
 
-def length_ms(name: str, given: float | str | timedelta) -> int:
+def to_length(name: str, given: Length | None) -> timedelta | None:
+    """A length of time, also a negative one. Raises QueryError as `to_ms`."""
+    try:
+        return None if given is None else parse_length(given)
+    except ValueError as error:
+        raise QueryError(f"{name}={error}") from None
+
+
+def length_ms(name: str, given: Length) -> int:
     """A length of time in ms. Raises QueryError as `to_ms`."""
     try:
         return parse_ms(given)

@@ -10,6 +10,8 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_init
 
+from kombu_delayed.errors import OptionError
+
 _UID = f"{__name__}.worker_init"
 
 
@@ -55,8 +57,23 @@ def _on_init(sender: Any, **_: Any) -> None:
 
     if issubclass(sender.app.connection_for_read().get_transport_cls(), Transport):
         extend_workers(sender.app)
+        _check_settings(sender.app)
         show_metrics(sender.app)
         let_late_results_expire(sender.app)
+
+
+def _check_settings(app: Celery) -> None:
+    """Raises SystemExit for a wrong setting: Celery would go on after another error here."""
+    from ..app.outcome_options import OutcomeOptions
+    from ..control.answers.options import ExpectationOptions
+    from ..http.options import HttpOptions
+    from ..metrics.options import MetricsOptions
+
+    for options in (OutcomeOptions, MetricsOptions, HttpOptions, ExpectationOptions):
+        try:
+            options.of(app)
+        except OptionError as error:
+            raise SystemExit(f"Error: {error}") from error
 
 
 watch_workers()

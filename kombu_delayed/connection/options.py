@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -149,13 +149,14 @@ class Options:
         given = {name: v for name, v in transport_options.items() if name.startswith(PREFIX)}
         for name in given:
             if name not in known:
-                raise OptionError(f"unknown transport option {name!r}{_suggestion(name, known)}")
+                raise OptionError(f"unknown transport option {name!r}{suggestion(name, known)}")
         return cls(
             **{known[name].name: _checked(name, known[name], v) for name, v in given.items()}
         )
 
 
-def _suggestion(name: str, known: Mapping[str, Any]) -> str:
+def suggestion(name: str, known: Collection[str]) -> str:
+    """The known name that is most like an unknown one, or all of them: the end of an error."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
 

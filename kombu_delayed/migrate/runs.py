@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kombu import Connection
 from redis.exceptions import RedisError
 
-from ..errors import UNREACHABLE, DelayedError
+from ..connection.options import PREFIX, suggestion
+from ..errors import UNREACHABLE, DelayedError, OptionError
 from .hand_back import ToStock
 from .migration import Migration, Progress, Report
 from .take_over import ToDelayed
@@ -90,4 +91,9 @@ def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
     url = url if url.startswith("delayed+") else f"delayed+{url}"
     with Connection(url, transport_options=transport_options) as connection:
         connection.connect()
-        yield connection.channel()
+        channel = connection.channel()
+        known = channel.from_transport_options
+        for name in transport_options:  # with a wrong one nothing would be found
+            if name not in known and not name.startswith(PREFIX):
+                raise OptionError(f"unknown transport option {name!r}{suggestion(name, known)}")
+        yield channel

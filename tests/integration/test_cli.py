@@ -464,7 +464,7 @@ def test_progress(
         ("redirect --to mail", "Give ids or criteria"),
         ("cancel --header x", "give name=value"),
         ("find --due-before 99999999999d", "is not a time"),
-        ("cancel --queue=", "it is empty; to select all"),
+        ("cancel --queue=", "it is empty: give a text, or"),
         ("find --due-after 2h --due-before 1h", "no task can match"),
         ("dead replay", "Give ids, --task or --all."),
         ("cansel", "Did you mean"),
@@ -733,7 +733,7 @@ def test_restore_shows_what_the_file_has_and_asks(file: str, empty: Cli) -> None
     assert text.endswith("1 task and 2 dead letters are restored; 3 were there already.\n")
     result = empty("restore", file, "-Q", "none")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "The file is empty of queue none.\n"
+    assert result.stderr == "The file has no messages of queue none.\n"
 
 
 def test_files_that_cannot_be_read_or_written(cli: Cli, tmp_path: Path) -> None:

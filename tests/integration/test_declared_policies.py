@@ -184,6 +184,19 @@ def test_retries_are_those_of_redis(pool: str, start: Start, app: Celery) -> Non
     assert "add[b] retry" not in bare.log
 
 
+def test_queues_that_only_policies_name(open_app: OpenApp) -> None:
+    """An app need not list its queues: `apply` knows those to which it gives policies."""
+    policies = {"calls": [Limit(concurrency=7)], "nights": [Limit(concurrency=2)]}
+    app = open_app(Limit(concurrency=1))
+    options = {**app.conf.broker_transport_options, "delayed_policies": policies}
+    app.conf.broker_transport_options = options
+    applied = {each.queue: each.policies for each in app.delayed.policies.apply()}
+    assert {name: found[0]["Limit"]["concurrency"] for name, found in applied.items() if found} == {
+        "calls": 7,
+        "nights": 2,
+    }
+
+
 def test_temporary_queues_have_none(open_app: OpenApp, client: redis.Redis, server: Server) -> None:
     """Such as those of replies and of remote control: their keys would stay."""
     app = open_app(Limit(concurrency=1))

@@ -524,9 +524,9 @@ def test_reschedule_many_to_and_spread(many: Delayed) -> None:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ({}, "either by, or to and spread"),
-        ({"by": HOUR, "spread": HOUR}, "either by"),
-        ({"by": 60}, "by=60 is not a length of time: give a timedelta"),
+        ({}, "takes by=, or to= and spread=, or one"),
+        ({"by": HOUR, "spread": HOUR}, "takes by="),
+        ({"by": "soon"}, "by='soon' is not a length of time: give seconds"),
         ({"to": "soon"}, "to='soon' is not a time"),
     ],
 )

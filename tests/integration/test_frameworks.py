@@ -63,6 +63,7 @@ def shop(environment: pytest.MonkeyPatch) -> Iterator[Any]:
     environment.setenv("DJANGO_SETTINGS_MODULE", "shop.settings")
     app = importlib.import_module("shop").celery_app
     django.setup()
+    app.loader.import_default_modules()
     # Other apps of this process have nothing to do with Django.
     environment.delenv("DJANGO_SETTINGS_MODULE")
     yield app

@@ -437,6 +437,7 @@ def test_options_reach_the_transport(stock: Connect, server: Server, client: red
         ("--option", "sep", "write name=value"),
         ("--older-than", "-1", "-1"),
         ("--option", "delayed_poll_secs=1", "did you mean"),
+        ("--option", "unacked_kye=held", "did you mean 'unacked_key'"),
     ],
 )
 def test_wrong_options_are_explained(server: Server, option: str, value: str, text: str) -> None:

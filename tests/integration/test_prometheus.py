@@ -17,6 +17,7 @@ import httpx
 import pytest
 import yaml
 from celery.exceptions import ImproperlyConfigured
+from celery.signals import worker_init
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -286,6 +287,22 @@ def test_options_are_checked(given: Any, said: str) -> None:
         app.conf.delayed_metrics = given
         with pytest.raises(OptionError, match=said):
             MetricsOptions.of(app)
+
+
+@pytest.mark.parametrize(
+    ("setting", "given"),
+    [
+        ("delayed_metrics", {"prot": 1}),
+        ("delayed_outcomes", {"kept": "all"}),
+        ("delayed_http", {"callback": True}),
+        ("delayed_expectations", {"earl": 5}),
+    ],
+)
+def test_a_worker_does_not_start_with_a_wrong_setting(setting: str, given: Any) -> None:
+    with make_app("delayed+redis://") as app:
+        app.conf[setting] = given
+        with pytest.raises(SystemExit, match=f"Error: .*{next(iter(given))}.*{setting}"):
+            worker_init.send(sender=app.Worker)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from ...errors import QueryError
 from ...tasks.task_info import TaskInfo
-from ...tasks.times import from_now_ms, to_ms
+from ...tasks.times import Length, from_now_ms, to_length, to_ms
 from .moves import Moves, due_at
 from .ready import ReadyTask
 
@@ -33,18 +33,16 @@ class DuePlan:
     def of(
         cls,
         moves: Moves,
-        by: timedelta | None,
+        by: Length | None,
         to: datetime | str | None,
-        spread: timedelta | None,
+        spread: Length | None,
     ) -> DuePlan:
         """Raises QueryError for what cannot be combined, and for what is no length of time."""
         if (by is None) == (to is None and spread is None):
-            raise QueryError("reschedule_many takes either by, or to and spread or one of them")
-        for name, length in (("by", by), ("spread", spread)):
-            if length is not None and not isinstance(length, timedelta):
-                raise QueryError(f"{name}={length!r} is not a length of time: give a timedelta")
+            raise QueryError("reschedule_many takes by=, or to= and spread=, or one of these two")
         now_ms = from_now_ms("to", 0)
-        return cls(moves, now_ms, by, now_ms if to is None else to_ms("to", to), spread)
+        start_ms = now_ms if to is None else to_ms("to", to)
+        return cls(moves, now_ms, to_length("by", by), start_ms, to_length("spread", spread))
 
     def delayed(self, shard: str, infos: list[TaskInfo]) -> int:
         """Move delayed tasks of a shard; returns how many were still there."""

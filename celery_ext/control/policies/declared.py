@@ -59,7 +59,8 @@ class Policies:
     def apply(self, queue: str | None = None) -> list[QueuePolicies]:
         """Let what this app declares hold for a queue, or for the app's queues, and nothing else.
 
-        What it does not name ends: workers only add to what is declared, or replace it.
+        The app's queues are `task_queues` and those in `delayed_policies`. What the app does not
+        name ends: workers only add to what is declared, or replace it.
         """
         names = self._names(queue)
         for name in names:
@@ -97,7 +98,9 @@ class Policies:
 
     def _names(self, queue: str | None) -> list[str]:
         own = self._queues.app.amqp.queues
-        return [queue] if queue else [name for name in own if not _is_temporary(own[name])]
+        named = sorted(self._queues.named)
+        lasting = [name for name in named if name not in own or not _is_temporary(own[name])]
+        return [queue] if queue else lasting
 
     def of(self, queues: Sequence[str]) -> list[QueuePolicies]:
         """The same of some queues, which are known to be there."""

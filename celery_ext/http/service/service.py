@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, TypeVar
@@ -121,7 +122,9 @@ class Service:
         if self.jobs_only:
             raise Problem.of_field("task", "this server has HTTP jobs only: give topic, callback")
         if not self.may_schedule(name):
-            raise Problem.of_field("task", f"{name[:100]!r} is not a task that may be scheduled")
+            near = get_close_matches(name, filter(self.may_schedule, self.app.tasks), 1)
+            advice = f"did you mean {near[0]!r}?" if near else "the server's app does not allow it"
+            raise Problem.of_field("task", f"{name[:100]!r} cannot be scheduled: {advice}")
 
     def may_schedule(self, name: str) -> bool:
         if name.startswith(("celery.", "celery_ext.")):

@@ -175,8 +175,9 @@ def worst(deliveries: DataFrame, count: int = 100) -> DataFrame:
 
 
 def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFrame:
-    """Messages that were due by `as_of`, or by the last event, and still wait, also for a limit.
+    """Messages that were due by `as_of`, or by the last event, and still wait.
 
+    They wait for a worker or for a limit.
     Messages that were cancelled, and those whose scheduling is not among the events, do not count.
     """
     now = events.agg(F.max("at").alias("as_of"))

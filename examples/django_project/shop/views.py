@@ -29,7 +29,7 @@ def reminder(request: HttpRequest, task_id: str) -> HttpResponse:
         return HttpResponse(status=204 if app.delayed.cancel(task_id) else 404)
     info = app.delayed.get(task_id)
     if info is None:
-        raise Http404("this reminder is neither waiting nor running")
+        raise Http404("nothing is known of this reminder")
     return JsonResponse(info.as_dict())
 
 
