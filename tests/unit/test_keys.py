@@ -25,7 +25,7 @@ SIMPLE = """
     partitions messages unique unique_due unique_held unique_until duplicates moved wake armed
     expires paused consumers
     granted_by events latest ledgers_until expectations expectations_until answers answers_until
-    dead dead_messages dead_reasons dictionaries
+    dead dead_messages dead_reasons dictionaries absent
 """
 NAMES = {name: f"{{q}}:{name.replace('_', '-')}" for name in SIMPLE.split()} | {
     "delayed": "{q}:delayed:",

@@ -67,7 +67,7 @@ def test_tasks_with_a_strategy_or_a_request_of_their_own_keep_it(
         app.finalize()
         pool = SimpleNamespace(signal_safe=not queues_in_threads)
         for _ in range(2):
-            OwnRequests(SimpleNamespace(app=app, pool=pool))
+            OwnRequests(SimpleNamespace(app=app, pool=pool, controller=None))
         assert [task.Request for task in (plain, batched, special)] == [
             own,
             STOCK_REQUEST,
