@@ -13,43 +13,28 @@ from celery.bin.base import handle_preload_options
 from ..worker import hooks  # noqa: F401  which watches them
 from .lazy import LazyGroup
 
-#: Command -> the module of this package that has it.
-COMMANDS = {
-    "list": "tasks.listing",
-    "show": "tasks.listing",
-    "find": "tasks.listing",
-    "count": "tasks.listing",
-    "failed": "tasks.outcomes",
-    "running": "tasks.outcomes",
-    "retrying": "tasks.outcomes",
-    "slow": "tasks.outcomes",
-    "history": "tasks.outcomes",
-    "metrics": "queues.metrics",
-    "forecast": "queues.forecast",
-    "watch": "queues.watch",
-    "events": "tasks.events",
-    "cancel": "tasks.change",
-    "reschedule": "tasks.change",
-    "redirect": "tasks.change",
-    "run-now": "tasks.change",
-    "dead": "tasks.dead",
-    "expectations": "tasks.expectations",
-    "limits": "queues.limits",
-    "set-limit": "queues.limits",
-    "reset-limit": "queues.limits",
-    "policies": "queues.policies",
-    "apply-policies": "queues.policies",
-    "drop-policies": "queues.policies",
-    "pause": "queues.pauses",
-    "resume": "queues.pauses",
-    "consumers": "queues.consumers",
-    "partitions": "queues.partitions",
+#: The modules of this package, and the commands in each, in the order of the help page.
+_MODULES = {
+    "tasks.listing": "list show find count",
+    "tasks.outcomes": "failed running retrying slow history",
+    "queues.metrics": "metrics",
+    "queues.forecast": "forecast",
+    "queues.watch": "watch",
+    "tasks.events": "events",
+    "tasks.change": "cancel reschedule redirect run-now",
+    "tasks.dead": "dead",
+    "tasks.expectations": "expectations",
+    "queues.limits": "limits set-limit reset-limit",
+    "queues.policies": "policies apply-policies drop-policies",
+    "queues.pauses": "pause resume",
+    "queues.consumers": "consumers",
+    "queues.partitions": "partitions",
     "doctor": "doctor",
-    "backup": "backup",
-    "restore": "backup",
+    "backup": "backup restore",
     "serve": "serve",
     "token": "token",
 }
+COMMANDS = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 @click.group(cls=LazyGroup, modules=COMMANDS)

@@ -103,7 +103,7 @@ class Api:
             lifespan=self._lifespan,
         )
         self.middleware = Middleware(inner, self.service, site, limits, needs_token, hosts)
-        self._document = lru_cache(maxsize=8)(_document)
+        self._document = lru_cache(maxsize=8)(lambda root: json.dumps(document(OPERATIONS, root)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.middleware(scope, receive, send)
@@ -124,10 +124,6 @@ class Api:
     async def _health(self, request: Request) -> Response:
         await self.service.threads.run(self.service.check_broker)
         return PlainTextResponse("ok\n")
-
-
-def _document(root: str) -> str:
-    return json.dumps(document(OPERATIONS, root))
 
 
 def _route(service: Service, operation: Operation) -> Route:

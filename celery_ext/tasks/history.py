@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -38,6 +38,12 @@ UNKNOWN = (0, 0)
 
 #: Of a task that has replaced others, a line counts so many retries more for each of them.
 NESTING = 1_000_000
+
+#: What a line may say of a step besides.
+_FACTS = (
+    *("run_ms", "error", "message", "traceback", "attempts", "limit_ms", "next_ms"),
+    *("args", "kwargs"),
+)
 
 #: The clocks of workers differ by less.
 SKEW_MS = 60_000
@@ -302,7 +308,7 @@ def _step(row: list[Any]) -> Step | None:
     if letter == "+" and rest:
         return made("succeeded", run_ms=rest[0])
     if letter in ("-", "~", "x", "o") and rest and isinstance(rest[0], dict):
-        facts = {name: rest[0][name] for name in _facts() if name in rest[0]}
+        facts = {name: rest[0][name] for name in _FACTS if name in rest[0]}
         event = EVENTS.get(letter) or str(rest[0].get("why") or "revoked")
         if letter == "-":
             event = _NAMED.get(str(facts.get("error")), event)
@@ -311,15 +317,6 @@ def _step(row: list[Any]) -> Step | None:
         step = made(event, **facts)
         return replace(step, attempt=0) if event == "cancelled" else step
     return None
-
-
-def _facts() -> Iterator[str]:
-    return iter(
-        (
-            *("run_ms", "error", "message", "traceback", "attempts", "limit_ms", "next_ms"),
-            *("args", "kwargs"),
-        )
-    )
 
 
 def _name(worker: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -42,20 +41,12 @@ def keeps_results(app: Celery) -> bool:
 
 def store_revoked(app: Celery, info: TaskInfo, reason: str = "cancelled") -> None:
     """Tell the result backend, and with it the chord that a task is part of."""
-
-    def mark(backend: Any, **given: Any) -> None:
-        backend.mark_as_revoked(info.id, reason=reason, **given)
-
-    _store(app, info, reason, mark)
+    _store(app, info, reason, "mark_as_revoked", reason)
 
 
 def store_failure(app: Celery, info: TaskInfo, error: Exception) -> None:
     """As `store_revoked`, for a task that can never run."""
-
-    def mark(backend: Any, **given: Any) -> None:
-        backend.mark_as_failure(info.id, error, **given)
-
-    _store(app, info, str(error), mark)
+    _store(app, info, str(error), "mark_as_failure", error)
 
 
 def store_outcome(app: Celery, info: TaskInfo, decision: Decision) -> None:
@@ -66,7 +57,7 @@ def store_outcome(app: Celery, info: TaskInfo, decision: Decision) -> None:
         store_failure(app, info, NotRun(decision.reason))
 
 
-def _store(app: Celery, info: TaskInfo, reason: str, mark: Callable[..., None]) -> None:
+def _store(app: Celery, info: TaskInfo, why: str, mark: str, given: Any) -> None:
     if not info.id:
         return
     try:
@@ -74,9 +65,10 @@ def _store(app: Celery, info: TaskInfo, reason: str, mark: Callable[..., None]) 
         if isinstance(backend, DisabledBackend):
             return
         is_kept = not info.headers.get("ignore_result") and _is_open(backend, info.id)
-        mark(backend, request=context_of(app, info), store_result=is_kept)
+        context = context_of(app, info)
+        getattr(backend, mark)(info.id, given, request=context, store_result=is_kept)
     except Exception as error:  # the task is gone from the broker whatever the backend says
-        logger.warning("Task %s is %s, but its result is not stored: %s", info.id, reason, error)
+        logger.warning("Task %s is %s, but its result is not stored: %s", info.id, why, error)
 
 
 def _backend(app: Celery, task: str) -> Any:

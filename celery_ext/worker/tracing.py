@@ -53,7 +53,7 @@ def _on_run(task: Any, **_: Any) -> None:
     sent_ms = request.get(SENT)
     if type(sent_ms) is not int or _tracer is None:
         return
-    now_ns = time.time_ns()
+    now_ns, route = time.time_ns(), (request.delivery_info or {}).get("routing_key")
     context = propagate.extract({name: v for name in _carried() if (v := request.get(name))})
     span = _tracer.start_span(
         f"wait/{task.name}",
@@ -61,7 +61,7 @@ def _on_run(task: Any, **_: Any) -> None:
         start_time=min(sent_ms * 1_000_000, now_ns),
         attributes={
             "messaging.system": "redis",
-            "messaging.destination.name": _queue(request),
+            "messaging.destination.name": queue_of(str(route or "")),
             "messaging.message.id": str(request.id),
             "celery.task_name": str(task.name),
         },
@@ -75,10 +75,6 @@ def _on_run(task: Any, **_: Any) -> None:
 
 def _carried() -> set[str]:
     return propagate.get_global_textmap().fields
-
-
-def _queue(request: Any) -> str:
-    return queue_of(str((request.delivery_info or {}).get("routing_key") or ""))
 
 
 def _due_ms(eta: Any) -> int | None:

@@ -324,10 +324,14 @@ def queues(store: Store) -> set[str]:
 
     They are found by looking at the names of all keys; a ready list's is like any other.
     """
+    return {queue for queue in queues_with(store, _KINDS, "*") if not is_pool(queue)}
+
+
+def queues_with(store: Store, kinds: str, pattern: str = "") -> set[str]:
+    """The queues that have keys of some kinds, which a pattern of SCAN finds if one does."""
     prefix = store.keys("").prefix
-    known = re.compile(re.escape(prefix) + r"\{(.+)\}:" + _KINDS, re.DOTALL)
-    matches = (
-        known.fullmatch(key.decode(errors="replace")) for key in scan(store, prefix, "{*}:*")
+    known = re.compile(re.escape(prefix) + r"\{(.+)\}:" + kinds, re.DOTALL)
+    keys = (
+        key.decode(errors="replace") for key in scan(store, prefix, "{*}:" + (pattern or kinds))
     )
-    found = {store.queue_with(match[1]) for match in matches if match}
-    return {queue for queue in found if not is_pool(queue)}
+    return {store.queue_with(match[1]) for match in map(known.fullmatch, keys) if match}

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MessageError
+from ..inspection.ready.lists import ReadyLists
 from ..message.envelope import due, open_envelope, open_kept
 from ..message.packing import unpack
-from ..store.calls.shards import queue_of
+from ..store.calls.shards import is_shard, queue_of
 from ..store.store import CALL_LIMIT
 from .dead import dead_steps
-from .expand import expand_steps
-from .gather import gather_steps
 from .migration import Entry, Migration, text_of
 
 if TYPE_CHECKING:
@@ -71,8 +70,8 @@ class ToStock(Migration):
             yield from self._backlog_steps(queue)
             if self.dead:
                 yield from dead_steps(self, queue, force=self.force)
-            yield from expand_steps(self, queue)
-            yield from gather_steps(self, queue)
+            yield from self._expand_steps(queue)
+            yield from self._gather_steps(queue)
 
     def _reclaim(self, queue: str, consumer: str) -> int:
         if self.dry:
@@ -114,6 +113,38 @@ class ToStock(Migration):
             ((_, moved),) = self._transaction([self._call(queue, "delayed", entries)])
         self.report.count(queue, "delayed", "ready", moved)
         return 0 if self.dry else moved
+
+    def _expand_steps(self, queue: str) -> Iterator[int]:
+        """Write ready messages as they were before they were compressed.
+
+        Each is there all the time, in one form or the other.
+        """
+        lists = ReadyLists(self.store, queue)
+        for step in lists.steps:
+            start, has_more = 0, not self.dry
+            while has_more:
+                looked_at, has_more, page = lists.page(step, start)
+                lists.expand([each for each in page if each.compressed])
+                start += looked_at
+                yield 0
+
+    def _gather_steps(self, shard: str) -> Iterator[int]:
+        """Move a shard's ready messages to its queue's lists."""
+        if not is_shard(shard):
+            return
+        keys, targets = self.store.keys(shard), self.store.keys(queue_of(shard)).ready
+        for source, target in zip(keys.ready, targets, strict=True):
+            left = self.client.llen(source)
+            while left > 0:
+                count = min(left, CALL_LIMIT)
+                if not self.dry:
+                    with self.client.pipeline(transaction=True) as pipeline:
+                        for _ in range(count):
+                            pipeline.lmove(source, target, "RIGHT", "LEFT")
+                        pipeline.execute()
+                self.report.count(shard, "ready", "ready", count)
+                left -= count
+                yield count
 
     def _refusal(self, record: bytes, due_ms: int, now_ms: int) -> str:
         try:

@@ -12,7 +12,7 @@ from kombu.utils.json import loads
 from ..connection.stock import stock_consumers
 from ..errors import MessageError
 from ..message.envelope import due, open_envelope, to_json
-from ..store.store import CALL_LIMIT
+from ..store.store import CALL_LIMIT, chunks
 from .migration import Entry, Migration, text_of
 
 if TYPE_CHECKING:
@@ -69,8 +69,7 @@ class ToDelayed(Migration):
         while cursor != 0:
             cursor, found = self.client.hscan(self._unacked, cursor or 0, count=CALL_LIMIT)
             page = list(found.items())
-            for at in range(0, len(page), CALL_LIMIT):
-                part = page[at : at + CALL_LIMIT]
+            for part in chunks(page):
                 self._take_over(part)
                 yield len(part)
 
@@ -149,8 +148,7 @@ class ToDelayed(Migration):
             entries = self._not_yet_due(queue, key, step, page)
             moved = 0
             size = max(10, min(CALL_LIMIT, LIST_WALK // (start + 1)))
-            for at in range(0, len(entries), size):
-                part = entries[at : at + size]
+            for part in chunks(entries, size):
                 moved += self._take_ready(queue, part, start)
             self.report.count(queue, "ready", "delayed", len(entries) if self.dry else moved)
             start += len(page) - moved

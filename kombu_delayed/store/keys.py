@@ -11,6 +11,17 @@ from ..message.envelope import step_char
 SEPARATOR = "\x06\x16"
 
 
+class _Key(cached_property[str]):
+    """A key of a queue, by what it holds. It is called like its attribute, or by a name."""
+
+    def __init__(self, holds: str, name: str = "") -> None:
+        def key(keys: QueueKeys) -> str:
+            return keys._tagged(name or str(self.attrname).replace("_", "-"))
+
+        key.__doc__ = holds
+        super().__init__(key)
+
+
 @dataclass(frozen=True)
 class QueueKeys:
     """The keys of one queue, with the global key prefix in front of each.
@@ -48,146 +59,61 @@ class QueueKeys:
         """The priority steps as one character each, in the order of `ready`."""
         return "".join(map(step_char, self.priority_steps))
 
-    @cached_property
-    def absent(self) -> str:
-        """Never exists. While a slot is on its way, a node refuses a script that names it.
-
-        Others could begin where some of their keys are, and fail in the middle.
-        """
-        return self._tagged("absent")
-
-    @cached_property
-    def delayed(self) -> str:
-        """The prefix of the keys of partitions; each is a sorted set id -> due_ms."""
-        return self._tagged("delayed:")
-
-    @cached_property
-    def partitions(self) -> str:
-        """Sorted set partition -> lower bound of its due times."""
-        return self._tagged("partitions")
-
-    @cached_property
-    def urgent(self) -> str:
-        """Sorted set id -> priority step and due time, of messages more urgent than others."""
-        return self._tagged("partitions:urgent")
-
-    @cached_property
-    def waiting(self) -> str:
-        """Sorted set id -> due_ms, of due messages that wait at the gate."""
-        return self._tagged("delayed:waiting")
-
-    @cached_property
-    def gate(self) -> str:
-        """The prefix of the keys of the gate."""
-        return self._tagged("gate:")
-
-    @cached_property
-    def policies(self) -> str:
-        """Hash version, text, by, at: the policies that its consumers apply, as JSON."""
-        return self._tagged("policies")
-
-    @cached_property
-    def overrides(self) -> str:
-        """Hash limit -> "slots ms burst until JSON": numbers set at run time, by whom and why."""
-        return f"{self.gate}overrides"
+    # Scripts that do not name it could begin where some of their keys are, and fail in the middle.
+    absent = _Key(
+        "Never exists. While a slot is on its way, a node refuses a script that names it."
+    )
+    delayed = _Key(
+        "The prefix of the keys of partitions; each is a sorted set id -> due_ms.", "delayed:"
+    )
+    partitions = _Key("Sorted set partition -> lower bound of its due times.")
+    urgent = _Key(
+        "Sorted set id -> priority step and due time, of messages more urgent than others.",
+        "partitions:urgent",
+    )
+    waiting = _Key(
+        "Sorted set id -> due_ms, of due messages that wait at the gate.", "delayed:waiting"
+    )
+    gate = _Key("The prefix of the keys of the gate.", "gate:")
+    policies = _Key("Hash version, text, by, at: the policies that its consumers apply, as JSON.")
+    overrides = _Key(
+        'Hash limit -> "slots ms burst until JSON": numbers set at run time, by whom and why.',
+        "gate:overrides",
+    )
 
     def slots(self, consumer: str) -> str:
         """Hash tag -> the slots of this consumer's message."""
         return f"{self.gate}slots:{consumer}"
 
-    @cached_property
-    def messages(self) -> str:
-        """Hash id -> step + due time in ms + message, of delayed messages. Packed in buckets."""
-        return self._tagged("messages")
-
-    @cached_property
-    def dictionaries(self) -> str:
-        """Hash version -> dictionary of compressed messages; and which one is current."""
-        return self._tagged("dictionaries")
-
-    @cached_property
-    def duplicates(self) -> str:
-        """Hash id -> number of delayed messages that share it, if more than one."""
-        return self._tagged("duplicates")
-
-    @cached_property
-    def unique(self) -> str:
-        """Hash unique key -> id of the delayed message with this key."""
-        return self._tagged("unique")
-
-    @cached_property
-    def unique_due(self) -> str:
-        """Sorted set unique key -> last due time of that message."""
-        return self._tagged("unique-due")
-
-    @cached_property
-    def unique_held(self) -> str:
-        """Hash unique key -> id of the task that holds it until it has ended."""
-        return self._tagged("unique-held")
-
-    @cached_property
-    def unique_until(self) -> str:
-        """Sorted set unique key -> when that task loses it at the latest."""
-        return self._tagged("unique-until")
-
-    @cached_property
-    def moved(self) -> str:
-        """Sorted set id -> when it moved to another place in the backlog, for an hour."""
-        return self._tagged("moved")
-
-    @cached_property
-    def wake(self) -> str:
-        """Sorted set of wake tokens, on a Cluster with waiting consumers -> when to claim."""
-        return self._tagged("wake")
-
-    @cached_property
-    def armed(self) -> str:
-        """String "due_ms consumer": the consumer that will claim then; "*": half a second later."""
-        return self._tagged("armed")
-
-    @cached_property
-    def expires(self) -> str:
-        """String: after how many ms without use the queue expires, if it does."""
-        return self._tagged("expires")
-
-    @cached_property
-    def paused(self) -> str:
-        """String "from until JSON": the pause of the queue, by whom and why."""
-        return self._tagged("paused")
-
-    @cached_property
-    def consumers(self) -> str:
-        """Sorted set consumer -> end of its lease."""
-        return self._tagged("consumers")
-
-    @cached_property
-    def granted_by(self) -> str:
-        """String: run id of the server by whose clock the leases in `consumers` end."""
-        return self._tagged("granted-by")
+    messages = _Key(
+        "Hash id -> step + due time in ms + message, of delayed messages. Packed in buckets."
+    )
+    dictionaries = _Key(
+        "Hash version -> dictionary of compressed messages; and which one is current."
+    )
+    duplicates = _Key("Hash id -> number of delayed messages that share it, if more than one.")
+    unique = _Key("Hash unique key -> id of the delayed message with this key.")
+    unique_due = _Key("Sorted set unique key -> last due time of that message.")
+    unique_held = _Key("Hash unique key -> id of the task that holds it until it has ended.")
+    unique_until = _Key("Sorted set unique key -> when that task loses it at the latest.")
+    moved = _Key("Sorted set id -> when it moved to another place in the backlog, for an hour.")
+    wake = _Key("Sorted set of wake tokens, on a Cluster with waiting consumers -> when to claim.")
+    armed = _Key(
+        'String "due_ms consumer": the consumer that will claim then; "*": half a second later.'
+    )
+    expires = _Key("String: after how many ms without use the queue expires, if it does.")
+    paused = _Key('String "from until JSON": the pause of the queue, by whom and why.')
+    consumers = _Key("Sorted set consumer -> end of its lease.")
+    granted_by = _Key("String: run id of the server by whose clock the leases in `consumers` end.")
 
     def unacked(self, consumer: str) -> str:
         """Hash tag -> priority step + message, of one consumer."""
         return f"{self._start}unacked:{consumer}"
 
-    @cached_property
-    def expectations(self) -> str:
-        """Hash name -> JSON: an expectation, or how it ended."""
-        return self._tagged("expectations")
-
-    @cached_property
-    def expectations_until(self) -> str:
-        """Sorted set name -> when that is forgotten."""
-        return self._tagged("expectations-until")
-
-    @cached_property
-    def answers(self) -> str:
-        """Hash name -> JSON: an answer that no task expects yet."""
-        return self._tagged("answers")
-
-    @cached_property
-    def answers_until(self) -> str:
-        """Sorted set name -> when that is forgotten."""
-        return self._tagged("answers-until")
+    expectations = _Key("Hash name -> JSON: an expectation, or how it ended.")
+    expectations_until = _Key("Sorted set name -> when that is forgotten.")
+    answers = _Key("Hash name -> JSON: an answer that no task expects yet.")
+    answers_until = _Key("Sorted set name -> when that is forgotten.")
 
     def reclaimed(self, consumer: str) -> str:
         """Exists for a day if messages of this consumer were given to other consumers."""
@@ -197,35 +123,19 @@ class QueueKeys:
         """Sorted set of the tags in a large unacked hash, while they are returned."""
         return self._tagged(f"held:{consumer}")
 
-    @cached_property
-    def dead(self) -> str:
-        """Sorted set id -> when it became a dead letter."""
-        return self._tagged("dead")
-
-    @cached_property
-    def dead_messages(self) -> str:
-        """Hash id -> priority step + message, of the dead letters. Packed in buckets."""
-        return self._tagged("dead-messages")
-
-    @cached_property
-    def dead_reasons(self) -> str:
-        """Hash id -> JSON: why it became a dead letter, and its last consumer. In buckets."""
-        return self._tagged("dead-reasons")
-
-    @cached_property
-    def events(self) -> str:
-        """Stream of lifecycle events."""
-        return self._tagged("events")
-
-    @cached_property
-    def outcomes(self) -> str:
-        """The prefix of the keys of outcomes: hashes id -> text, and sorted sets of ids."""
-        return self._tagged("outcomes:")
-
-    @cached_property
-    def latest(self) -> str:
-        """Sorted set key -> its latest due time, for policies."""
-        return self._tagged("latest")
+    dead = _Key("Sorted set id -> when it became a dead letter.")
+    dead_messages = _Key(
+        "Hash id -> priority step + message, of the dead letters. Packed in buckets."
+    )
+    dead_reasons = _Key(
+        "Hash id -> JSON: why it became a dead letter, and its last consumer. In buckets."
+    )
+    events = _Key("Stream of lifecycle events.")
+    outcomes = _Key(
+        "The prefix of the keys of outcomes: hashes id -> text, and sorted sets of ids.",
+        "outcomes:",
+    )
+    latest = _Key("Sorted set key -> its latest due time, for policies.")
 
     def job(self, job_id: str) -> str:
         """Hash id -> what a job did with it; counts of each run, and the number of shards."""
@@ -235,10 +145,7 @@ class QueueKeys:
         """Hash id -> the same, of a job of over 512 ids: one of 4,096, by the SHA-1 of the id."""
         return self._tagged(f"job-slice:{number}:{job_id}")
 
-    @cached_property
-    def ledgers_until(self) -> str:
-        """Sorted set key of a ledger -> when it expires."""
-        return self._tagged("ledgers-until")
+    ledgers_until = _Key("Sorted set key of a ledger -> when it expires.")
 
 
 def job_report(job_id: str, prefix: str = "") -> str:

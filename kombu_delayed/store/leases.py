@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -135,7 +135,10 @@ class Leases:
             )
             for part in parts
         ]
-        return _merged(zip(parts, map(self._heard, self._store.together(calls)), strict=True))
+        renewal = Renewal()
+        for part, answer in zip(parts, self._store.together(calls), strict=True):
+            renewal.add(part, self._heard(answer))
+        return renewal
 
     def _heard(self, answer: Any) -> Any:
         """What was said of some leases; None: their node cannot be asked. Raises other errors."""
@@ -226,7 +229,8 @@ class Leases:
         held = self._store.run.many(
             [("HLEN", self._store.keys(queue).unacked(consumer)) for queue in queues]
         )
-        few = [q for q, count in zip(queues, held, strict=True) if not _is_over(count, SORT_LIMIT)]
+        each = zip(queues, held, strict=True)
+        few = [q for q, count in each if not isinstance(count, int) or count <= SORT_LIMIT]
         calls = [self._leave_call(queue, consumer, running(queue)) for queue in few]
         found = dict.fromkeys(queues, 1) | dict(zip(few, self._store.together(calls), strict=True))
         errors: dict[str, BaseException] = {}
@@ -244,18 +248,6 @@ class Leases:
         cursor = self._store.ask("sort_held", queue, consumer, cursor=b"0", count=SORT_LIMIT)
         while int(cursor):
             cursor = self._store.ask("sort_held", queue, consumer, cursor=cursor, count=SORT_LIMIT)
-
-
-def _is_over(count: Any, limit: int) -> bool:
-    return isinstance(count, int) and count > limit
-
-
-def _merged(answers: Iterable[tuple[Sequence[str], Any]]) -> Renewal:
-    """What several calls have said, each of its own queues."""
-    renewal = Renewal()
-    for queues, answer in answers:
-        renewal.add(queues, answer)
-    return renewal
 
 
 def _earlier(known_ms: int | None, found_ms: int) -> int | None:

@@ -12,8 +12,7 @@ import pytest
 from celery import Celery
 
 from celery_ext import Delayed
-from celery_ext.http.pages.views.results.dead import pattern_of
-from celery_ext.http.pages.views.results.failures import Group
+from celery_ext.http.pages.views.results.dead import Group, pattern_of
 from celery_ext.http.pages.views.tasks import backlog
 from celery_ext.policies import Fair, Limit, Policy
 from kombu_delayed.store.outcomes.tallies import Tallies

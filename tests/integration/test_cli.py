@@ -28,11 +28,11 @@ from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, checkup, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
-from celery_ext.control.changes import change_many
 from celery_ext.policies import Drain, Fair, Limit
 from celery_ext.tasks.formatting import tasks_word
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.store.calls import caller
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
 from tests.kit.servers import Server, free_port
@@ -402,7 +402,7 @@ def test_what_is_broken_off_says_how_far_it_came(
         return cancel(self, ids, **options)
 
     monkeypatch.setattr(Backlog, "cancel", breaks)
-    monkeypatch.setattr(change_many, "CALL_LIMIT", 20)
+    monkeypatch.setattr(caller, "CALL_LIMIT", 20)
     result = cli("cancel", *chosen)
     assert result.exit_code == 1
     count = len({f"more-{n}" for n in range(30)} - cli.ids())

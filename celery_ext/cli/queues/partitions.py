@@ -6,7 +6,6 @@ from itertools import islice
 
 from celery_ext.tasks.formatting import moment, number, plain, queue_data, table
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.inspection.partitions import Partition
 from kombu_delayed.inspection.partitions import partition_count as count_of
 from kombu_delayed.inspection.partitions import partitions as partitions_of
 from kombu_delayed.store.calls.shards import label
@@ -29,7 +28,15 @@ def partitions(session: Session, queue: str | None, limit: int) -> None:
         for each in islice(partitions_of(store, name), limit or None)
     )
     if session.as_json:
-        session.emit_each({**queue_data(name), **_data(each)} for name, each in found)
+        session.emit_each(
+            {
+                **queue_data(name),
+                "partition": each.name,
+                "from": from_ms(each.bound_ms).isoformat(),
+                "messages": each.count,
+            }
+            for name, each in found
+        )
     else:
         made = table("queue", "from (UTC)", "partition", numbers=["messages"])
         for name, each in found:
@@ -47,11 +54,3 @@ def partitions(session: Session, queue: str | None, limit: int) -> None:
         if limit and total > limit:
             shown = f"{label(name)}: the first {limit} of {number(total)}; --limit 0 shows all."
             session.print(plain(shown))
-
-
-def _data(each: Partition) -> dict[str, object]:
-    return {
-        "partition": each.name,
-        "from": from_ms(each.bound_ms).isoformat(),
-        "messages": each.count,
-    }

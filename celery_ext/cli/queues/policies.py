@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 from rich.table import Table
 
-from celery_ext.control.policies.declared import Described, QueuePolicies, policy_text
+from celery_ext.control.policies.declared import QueuePolicies, policy_text
 from celery_ext.tasks.formatting import moment, plain, table
 from celery_ext.tasks.times import info_data
 
@@ -69,7 +69,8 @@ def policies_table(found: Iterable[QueuePolicies]) -> Table:
     for each in found:
         at = moment(each.at) if each.at else "not yet"
         parts = {"the queue": each.policies, "all queues": each.defaults, **each.tasks}
-        rows = [(of, _text(parts[of])) for of in parts if parts[of]] or [("", "none")]
+        texts = {of: ", ".join(map(policy_text, parts[of])) for of in parts if parts[of]}
+        rows = [*texts.items()] or [("", "none")]
         for n, (of, text) in enumerate(rows):
             first = n == 0
             made.add_row(
@@ -80,7 +81,3 @@ def policies_table(found: Iterable[QueuePolicies]) -> Table:
                 plain(each.by if first else ""),
             )
     return made
-
-
-def _text(policies: Described) -> str:
-    return ", ".join(map(policy_text, policies))

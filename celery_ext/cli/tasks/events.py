@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 import click
 from rich.text import Text
@@ -91,7 +90,8 @@ def _following(session: Session, positions: dict[str, str], task_id: str | None)
 
 def _show(session: Session, event: Event) -> None:
     if session.as_json:
-        click.echo(json.dumps(_data(event)))
+        told = {**asdict(event), "at_ms": event.at_ms, "worker": event.worker}
+        click.echo(json.dumps(told))
         return
     line = Text.assemble(
         (f"{moment(from_ms(event.at_ms))} ", "dim"),
@@ -110,7 +110,3 @@ def _show(session: Session, event: Event) -> None:
     if event.reason:
         line.append_text(plain(f": {event.reason}", "dim"))
     session.print(line)
-
-
-def _data(event: Event) -> dict[str, Any]:
-    return {**asdict(event), "at_ms": event.at_ms, "worker": event.worker}

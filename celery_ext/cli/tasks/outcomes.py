@@ -25,32 +25,22 @@ _criteria: Callable[[Any], Any] = all_of(
 STYLES = {**STATE_STYLES, "started": "yellow", "timed out": "red", "overran": "red"}
 
 
-@command("failed")
-@_criteria
-def failed(session: Session, limit: int, **criteria: Any) -> None:
-    """Show tasks that have failed, timed out or were lost, by error and the latest first."""
-    show_recorded(session, "failed", limit, **criteria)
+def _lists(of: str, help: str) -> click.Command:
+    def show(session: Session, limit: int, **criteria: Any) -> None:
+        show_recorded(session, of, limit, **criteria)
+
+    show.__doc__ = help
+    return command(of)(_criteria(show))
 
 
-@command("running")
-@_criteria
-def running(session: Session, limit: int, **criteria: Any) -> None:
-    """Show the running tasks, their workers, and for how long they have run."""
-    show_recorded(session, "running", limit, **criteria)
-
-
-@command("retrying")
-@_criteria
-def retrying(session: Session, limit: int, **criteria: Any) -> None:
-    """Show tasks that wait for another try, with their last error."""
-    show_recorded(session, "retrying", limit, **criteria)
-
-
-@command("slow")
-@_criteria
-def slow(session: Session, limit: int, **criteria: Any) -> None:
-    """Show the tasks that have run the longest, of those that were slow lately."""
-    show_recorded(session, "slow", limit, **criteria)
+failed = _lists(
+    "failed", "Show tasks that have failed, timed out or were lost, by error and the latest first."
+)
+running = _lists(
+    "running", "Show the running tasks, their workers, and for how long they have run."
+)
+retrying = _lists("retrying", "Show tasks that wait for another try, with their last error.")
+slow = _lists("slow", "Show the tasks that have run the longest, of those that were slow lately.")
 
 
 @command("history")

@@ -85,8 +85,9 @@ def backup(
     store.shards.look_again()
     names = [*store.shards.all(queue)] if queue else sorted(backlogs.queues(store))
     report = BackupReport()
+    count = sum(store.delayed_count(n) + store.dead.count(n) for n in names)
     with (
-        reporting(progress, range(_count(store, names)), "backup") as done,
+        reporting(progress, range(count), "backup") as done,
         writing(path) as writer,
     ):
         writer.header(_facts(delayed, store, names))
@@ -97,10 +98,6 @@ def backup(
                 done(count)
     report.size_bytes = os.path.getsize(path)
     return report
-
-
-def _count(store: Store, names: list[str]) -> int:
-    return sum(store.delayed_count(n) + store.dead.count(n) for n in names)
 
 
 def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:

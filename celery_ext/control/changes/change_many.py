@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kombu_delayed.store.calls.shards import queue_of
-from kombu_delayed.store.store import CALL_LIMIT
+from kombu_delayed.store.store import chunks
 
 from ...app.queues import Queues
 from ...tasks.progress import Progress
@@ -64,8 +64,7 @@ def change_many(
     outcome = Outcome(dry_run=dry_run)
     for shard, page in pages(delayed, query):
         infos = [info for info in page if not is_done(info)]
-        for at in range(0, len(infos), CALL_LIMIT):
-            part = infos[at : at + CALL_LIMIT]
+        for part in map(list, chunks(infos)):
             outcome.add(queue_of(shard), part, 0 if dry_run else change(shard, part))
             if progress is not None:
                 progress(len(part))

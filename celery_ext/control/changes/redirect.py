@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -16,6 +16,7 @@ from kombu.utils.functional import retry_over_time
 
 from kombu_delayed.errors import AlreadyDelayed
 from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.queues import Queues
@@ -58,7 +59,7 @@ class Redirect:
         """Move delayed tasks of one shard; returns how many were moved."""
         if queue_of(shard) == self._to:
             return 0
-        return sum(self._move(shard, part) for part in _parts(infos))
+        return sum(self._move(shard, part) for part in chunks(infos, HELD))
 
     def _move(self, shard: str, infos: Sequence[TaskInfo]) -> int:
         until_ms = _hold_ms()
@@ -68,7 +69,7 @@ class Redirect:
         """Move ready tasks of one page; returns how many were moved."""
         if not tasks or queue_of(tasks[0].shard) == self._to:
             return 0
-        return sum(map(self._move_ready, _parts(tasks)))
+        return sum(map(self._move_ready, chunks(tasks, HELD)))
 
     def _move_ready(self, tasks: Sequence[ReadyTask]) -> int:
         hold_ms, held, shard = _hold_ms(), [], tasks[0].shard
@@ -178,10 +179,6 @@ class Redirect:
         properties = payload.setdefault("properties", {})
         properties["delivery_info"] = {**(properties.get("delivery_info") or {}), **place}
         return payload
-
-
-def _parts(of: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    return (of[at : at + HELD] for at in range(0, len(of), HELD))
 
 
 def _hold_ms() -> int:

@@ -214,13 +214,14 @@ class GateUsage:
                 break
 
     def _read_tenants(self, store: Store, tenants: Collection[str]) -> None:
+        tenant_of = self.declarations.tenant_of
         for tenant in tenants:
             mine = known_as(tenant)
             patterns = self.declarations.patterns(tenant)
             for shard in store.shards.all(self.queue):
                 pages = (page for pattern in patterns for page in lanes(store, shard, pattern))
                 found = {lane.name: lane for page in pages for lane in page}
-                self._add(lane for lane in found.values() if self._tenant_of(lane) == mine)
+                self._add(lane for lane in found.values() if tenant_of(lane) == mine)
         names: dict[str, list[str]] = {}
         for each in self.declarations.of_tenants:
             place = names.setdefault(place_of(each, self.queue), [])
@@ -237,7 +238,7 @@ class GateUsage:
             heapq.heappush(first, (-lane.first_due_ms, lane.name))
             if len(first) > FIRST:
                 heapq.heappop(first)
-            if tenant := self._tenant_of(lane):
+            if tenant := self.declarations.tenant_of(lane):
                 own = self.tenants.setdefault(tenant, TenantUsage())
                 own.add(lane)
                 own.weight = lane.turn[1]
@@ -250,9 +251,6 @@ class GateUsage:
                 if tenant := each.key_in(*parts_of(name)):
                     used = self.tenants.setdefault(tenant, TenantUsage())
                     used.in_use = max(used.in_use, count)
-
-    def _tenant_of(self, lane: Lane) -> str:
-        return self.declarations.tenant_of(lane)
 
     def _usage(self, slot: str) -> LimitUsage:
         limit, key = parts_of(slot)
@@ -267,8 +265,7 @@ class GateUsage:
 
     def named(self, limit: str, key: str) -> tuple[str, str]:
         """A limit and its key as they are declared, of what lanes wait for."""
-        of_all = (*self.declarations.limits, *self.declarations.of_other_queues)
-        for each in of_all:
+        for each in self.declarations.every:
             if (found := each.key_in(limit, key)) is not None:
                 return each.name, found
         return limit, key

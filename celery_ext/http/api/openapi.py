@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+
+from kombu_delayed import __version__
 
 from ..problems import MEDIA_TYPE
 from .models import ProblemAnswer
@@ -38,7 +39,7 @@ def document(operations: Iterable[Operation], server: str = "") -> dict[str, Any
         "openapi": "3.1.0",
         "info": {
             "title": "kombu-delayed",
-            "version": _version(),
+            "version": __version__,
             "description": "Delayed tasks over HTTP. Times are ISO 8601, lengths of time are like "
             '`"15s"` or `"3d"`. Errors are `application/problem+json`.',
         },
@@ -53,13 +54,6 @@ def document(operations: Iterable[Operation], server: str = "") -> dict[str, Any
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-
-
-def _version() -> str:
-    try:
-        return version("kombu-delayed")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _schemas(operations: list[Operation]) -> dict[str, Any]:

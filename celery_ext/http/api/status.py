@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from celery_ext.control.outcomes import SHORT, is_certain, newest, recorded_and_kept, recorded_in
@@ -254,12 +254,7 @@ def state_of_record(record: TaskHistory) -> State:
 
 def names_of(service: Service, identity: Identity, queue: str | None) -> Iterator[str]:
     """The app's own queues in front: those that others use are known by reading key names."""
-    if queue is not None:
-        yield from service.queues(identity, queue)
-        return
-    own = [name for name in service.own_queues() if identity.sees_queue(name)]
-    yield from own
-    yield from (name for name in service.queues(identity) if name not in own)
+    return chain.from_iterable(places(service, identity, queue))
 
 
 def _by_event(store: Store, shards: list[str], identity: Identity, id: str) -> State | None:

@@ -91,9 +91,6 @@ class Visit(Call):
     def render(self, template: str, shown: Mapping[str, Any], status: int = 200) -> Response:
         return self.pages.make(self, template, shown, status)
 
-    def render_live(self, template: str, shown: Mapping[str, Any]) -> str:
-        return self.pages.make_live(self, template, shown)
-
     def take(self, form: Form) -> None:
         """Raises a Problem for a form that was sent before: twice would move tasks twice."""
         if (id := form.one("once")) and not self.pages.take_form(id):

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
 
 from kombu_delayed.consumer.policy.decisions import Decision
 from kombu_delayed.inspection.gate_usage import Holder, parts_of
@@ -133,7 +132,5 @@ class Throttler(Gated):
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
         """Have it counted, once."""
-        return with_uses(ticket, *[use for use in self._uses(message) if use not in ticket.uses])
-
-    def _uses(self, message: Message) -> tuple[Any, ...]:
-        return Use(_TASK, message.task), Use(_TENANT, message.tenant or "")
+        uses = Use(_TASK, message.task), Use(_TENANT, message.tenant or "")
+        return with_uses(ticket, *[use for use in uses if use not in ticket.uses])

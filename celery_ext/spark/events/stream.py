@@ -9,7 +9,6 @@ stream whose entries never change, so it is the same each time it is read.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from time import monotonic
@@ -21,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from kombu_delayed.errors import OptionError
-from kombu_delayed.inspection.backlog import scan
+from kombu_delayed.inspection.backlog import queues_with
 from kombu_delayed.store.calls.shards import CELERY_OWN
 from kombu_delayed.store.store import Store
 
@@ -278,11 +277,7 @@ def positions(kept: Mapping[str, Any]) -> dict[str, Position]:
 
 def queues_with_events(store: Store) -> set[str]:
     """The queues that have lifecycle events, but for those of Celery's own messages."""
-    prefix = store.keys("").prefix
-    named = re.compile(re.escape(prefix) + r"\{(.+)\}:events", re.DOTALL)
-    keys = (key.decode(errors="replace") for key in scan(store, prefix, "{*}:events"))
-    names = {store.queue_with(match[1]) for match in map(named.fullmatch, keys) if match}
-    return {name for name in names if not CELERY_OWN.search(name)}
+    return {name for name in queues_with(store, "events") if not CELERY_OWN.search(name)}
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

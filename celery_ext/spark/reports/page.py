@@ -195,16 +195,17 @@ def page(written: _Written, target_seconds: float, title: str, has_failures: boo
     order = ("-deliveries", "worker")
     workers = written.sums("workers", "worker", "deliveries", *order, limit=_MOST_WORKERS)
     tenants = written.rows("lateness_by_tenant", "-p99_seconds", "tenant")
-    shown = {"text": _named, "id": str, "number": number, "duration": duration, "share": share}
+    shown = {"number": number, "duration": duration, "share": share, "id": str, "time": moment}
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     environment.globals.update(number=number, duration=duration, moment=moment)
-    return environment.from_string(_template()).render(
+    template = files(__package__).joinpath("report_page.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
         title=title,
         zone="UTC",
         target_seconds=target_seconds,
         limit=LIMIT,
         most_workers=plots.MOST_WORKERS,
-        shown={**shown, "time": moment},
+        shown={**shown, "text": lambda text: text or "(none)"},
         total=total,
         length=length.total_seconds(),
         run_times=written.rows("run_times", "-run_p95_seconds", "task"),
@@ -226,14 +227,6 @@ def page(written: _Written, target_seconds: float, title: str, has_failures: boo
         worst=written.rows("worst", "-lateness_seconds", limit=WORST),
         waiting=written.rows("never_delivered", "-overdue_seconds", "id", limit=WORST),
     )
-
-
-def _named(text: str) -> str:
-    return text or "(none)"
-
-
-def _template() -> str:
-    return files(__package__).joinpath("report_page.html").read_text(encoding="utf-8")
 
 
 def _tiles(total: Row) -> list[tuple[str, str, bool]]:

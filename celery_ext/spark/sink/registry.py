@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from redis.exceptions import ResponseError
 
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.errors import DelayedError, ServerFull, translate
-from kombu_delayed.inspection.backlog import scan
+from kombu_delayed.inspection.backlog import queues_with
 from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
@@ -183,21 +182,14 @@ def forget(store: Store, job_id: str, *, force: bool = False) -> int:
             raise JobRuns(
                 f"job {job_id!r} is running; its last report was at {found.heard_at:%X} UTC"
             )
-    count = sum(_forget_in(store, queue, name) for queue in _queues(store) for name in names)
+    queues = queues_with(store, "ledgers-until")
+    count = sum(_forget_in(store, queue, name) for queue in queues for name in names)
     store.run("DEL", job_report(job_id, prefix))
     for name in names:
         for key in (job_state, job_pace, job_shards):
             store.run("DEL", key(name, prefix))
         store.run("ZREM", jobs(prefix), name)
     return count
-
-
-def _queues(store: Store) -> set[str]:
-    """The queues that have a ledger of any job."""
-    prefix = store.keys("").prefix
-    known = re.compile(re.escape(prefix) + r"\{(.+)\}:ledgers-until", re.DOTALL)
-    keys = (key.decode(errors="replace") for key in scan(store, prefix, "{*}:ledgers-until"))
-    return {store.queue_with(match[1]) for match in map(known.fullmatch, keys) if match}
 
 
 def _forget_in(store: Store, queue: str, ledger: str) -> int:

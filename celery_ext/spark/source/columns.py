@@ -43,11 +43,7 @@ class Rows:
     @cached_property
     def ids(self) -> list[str]:
         members = [place.member for place in self.page.places]
-        return [_readable(member.partition(b"\x1f")[0]) for member in members]
-
-
-def _readable(raw: bytes) -> str:
-    return raw.decode(errors="backslashreplace")
+        return [each.partition(b"\x1f")[0].decode(errors="backslashreplace") for each in members]
 
 
 def _plain(text: str | None) -> str | None:
@@ -59,10 +55,6 @@ def _plain(text: str | None) -> str | None:
 
 def _due(rows: Rows) -> list[int]:
     return [min(place.due_ms, LATEST_MS) * 1000 for place in rows.page.places]
-
-
-def _scheduled_at(rows: Rows) -> list[int | None]:
-    return [_made_us(id) for id in rows.ids]
 
 
 def _made_us(id: str) -> int | None:
@@ -143,7 +135,7 @@ COLUMNS = {
     "due": Column("timestamp", _due, "The due time, by the server's clock.", False),
     "scheduled_at": Column(
         "timestamp",
-        _scheduled_at,
+        lambda rows: [*map(_made_us, rows.ids)],
         "The time in an id of UUID version 7; null for other ids.",
         False,
     ),

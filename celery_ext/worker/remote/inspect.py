@@ -50,7 +50,9 @@ def _backlog(state: Any) -> tuple[list[TaskInfo], int]:
     if delayed is None:
         return [], 0
     queues = _shards(delayed, state)
-    in_order = heapq.merge(*(_all(delayed, each) for each in queues), key=_due_ms)
+    in_order = heapq.merge(
+        *(_all(delayed, each) for each in queues), key=lambda info: info.due_ms or 0
+    )
     total = sum(delayed.store.size(each).delayed for each in queues)
     return [*islice(in_order, PAGE_SIZE)], total
 
@@ -83,10 +85,6 @@ def _shards(delayed: Delayed, state: Any) -> list[str]:
     consumer = state.consumer.task_consumer
     queues = [queue.name for queue in consumer.queues] if consumer is not None else []
     return [shard for queue in queues for shard in delayed.shards(queue)]
-
-
-def _due_ms(info: TaskInfo) -> int:
-    return info.due_ms or 0
 
 
 def _entry(info: TaskInfo, state: Any) -> dict[str, Any]:

@@ -65,11 +65,6 @@ class StampQuery(Query):
     stamp: str = ""
     values: frozenset[str] = frozenset()
 
-    @classmethod
-    def of(cls, stamp: str, values: Any) -> StampQuery:
-        """`values` are one or several, as for `revoke_by_stamped_headers`."""
-        return cls(stamp=stamp, values=_texts(values))
-
     @property
     def needle(self) -> str:
         """Text that every message has that is meant."""
@@ -98,7 +93,7 @@ def _drop_stamped(delayed: Delayed, arguments: Arguments) -> None:
     if not isinstance(headers, Mapping):
         headers = dict(each.split("=")[:2] for each in headers)  # as the command line gives them
     for stamp, values in headers.items():
-        delayed.cancel_many(StampQuery.of(stamp, values))
+        delayed.cancel_many(StampQuery(stamp=stamp, values=_texts(values)))
 
 
 _DROPS: dict[str, Callable[[Delayed, Arguments], None]] = {

@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...metrics.measuring import measure
-from .request import KILLED, PooledRequest, Request, as_told
+from .request import KILLED, PooledRequest, Request, as_told, shard_of
 
 _STATES = (
     (Retry, "retry"),
@@ -33,7 +33,7 @@ def _counted(on_success: Any) -> Any:
     return counted
 
 
-class _Measured(Request):
+class MeasuredRequest(Request):
     """Tells when it begins and how it ends."""
 
     _is_counted = False
@@ -41,11 +41,7 @@ class _Measured(Request):
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
         self._meter = measure()
-        qos = getattr(message.channel, "qos", None)
-        queue_of_tag = getattr(qos, "queue_of", lambda tag: None)
-        information = message.delivery_info or {}
-        found = queue_of_tag(message.delivery_tag) or information.get("routing_key")
-        self._queue = queue_of(str(found or ""))
+        self._queue = queue_of(shard_of(message))
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Celery makes a class for each task, with an `on_success` of its own."""
@@ -90,9 +86,5 @@ class _Measured(Request):
                 self._meter.ran(self._queue, self.name, seconds)
 
 
-class MeasuredRequest(_Measured):
-    """For a pool of processes."""
-
-
-class MeasuredPooledRequest(_Measured, PooledRequest):
-    """For other pools."""
+class MeasuredPooledRequest(MeasuredRequest, PooledRequest):
+    """For other pools than those of processes."""

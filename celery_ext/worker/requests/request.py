@@ -76,7 +76,7 @@ class Request(CeleryRequest):
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
-        shard = _shard_of(message)
+        shard = shard_of(message)
         self.hold = UniqueHold.of(self.app, message, shard)
         if (told := recorder.current) is not None:
             self.run = told.received(self, shard)
@@ -255,7 +255,7 @@ class Request(CeleryRequest):
         return self._begins
 
 
-def _shard_of(message: Any) -> str:
+def shard_of(message: Any) -> str:
     """Where its message is; messages of other transports have no such place."""
     qos = getattr(message.channel, "qos", None)
     queue_of_tag = getattr(qos, "queue_of", lambda tag: None)

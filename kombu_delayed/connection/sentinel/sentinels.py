@@ -40,7 +40,7 @@ class Sentinels(sentinel.Sentinel):
                     continue
                 address = _asked(node, partial(present, node, service_name, state))
             except _NO_ANSWER as error:
-                silent.append(f"{_name(node)}: {error}")
+                silent.append("{}:{}: {}".format(*_where(node), error))
                 continue
             self.has_found = True
             if not self.watch.found(address, epoch := int(state.get("config-epoch", 0))):
@@ -86,7 +86,3 @@ def _asked(node: Any, ask: Callable[[], Any]) -> Any:
 def _where(node: Any) -> tuple[str, int]:
     parameters = node.connection_pool.connection_kwargs
     return parameters["host"], parameters["port"]
-
-
-def _name(node: Any) -> str:
-    return "{}:{}".format(*_where(node))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from glob import escape
 from typing import Any
 
@@ -29,6 +29,9 @@ GROUP_SECONDS = 3.0
 #: Groups and letters on a page.
 GROUPS, PAGE_SIZE = 50, 50
 
+#: Bars of a group.
+PARTS = 24
+
 FIELDS = ["queue", "task", "reason"]
 
 #: Fields to sort letters by, and their labels; without one: by queue, the oldest first.
@@ -46,20 +49,47 @@ _VARIES = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|0x[0-9a-f]+|\d+
 
 @dataclass
 class Group:
-    """Letters of one task that were buried for the same reason, but for numbers in it."""
+    """Tasks of one name in one queue with the same error or reason, but for numbers in it."""
 
     queue: str
     task: str
     pattern: str
     example: str
-    count: int
-    first_ms: int
-    last_ms: int
+    times: list[int] = field(default_factory=list)
 
     @property
     def task_pattern(self) -> str:
         """As a search takes it."""
         return escape(self.task)
+
+    @property
+    def count(self) -> int:
+        return len(self.times)
+
+    @property
+    def first_ms(self) -> int:
+        return min(self.times)
+
+    @property
+    def last_ms(self) -> int:
+        return max(self.times)
+
+    def over_time(self, from_ms: int, to_ms: int) -> list[int]:
+        """How many there were in each part of a time."""
+        counts = [0] * PARTS
+        for at_ms in self.times:
+            part = (at_ms - from_ms) * PARTS // max(to_ms - from_ms, 1)
+            counts[min(max(part, 0), PARTS - 1)] += 1
+        return counts
+
+
+def grouped(found: Iterable[tuple[str, str, str, int]]) -> list[Group]:
+    """Groups, the largest in front, of what has a queue, a task, an error or reason and a time."""
+    groups: dict[tuple[str, str, str], Group] = {}
+    for queue, task, why, at_ms in found:
+        key = queue, task, pattern_of(why)
+        groups.setdefault(key, Group(*key, why)).times.append(at_ms)
+    return sorted(groups.values(), key=lambda each: (-each.count, -each.last_ms))
 
 
 def pattern_of(reason: str) -> str:
@@ -127,7 +157,10 @@ def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | No
         sees, tenants = visit.identity.sees, visit.identity.tenants
         found = newest(visit, shards)
         letters = [each for each in found if not tenants or sees(each.queue, each.info.tenant)]
-        return group(letters), len(letters)
+        told = (
+            (each.queue, each.info.task, each.letter.reason, each.letter.at_ms) for each in letters
+        )
+        return grouped(told), len(letters)
 
     key = ("groups", queue, visit.identity.tenants, visit.identity.queues)
     found, looked_at = visit.service.cache.get(key, GROUP_SECONDS, read)
@@ -146,20 +179,6 @@ def newest(visit: Visit, shards: list[str]) -> Iterator[DeadTask]:
                 yield DeadTask(queue_of(shard), letter)
             if len(ids) < CALL_LIMIT:
                 break
-
-
-def group(letters: Iterable[DeadTask]) -> list[Group]:
-    groups: dict[tuple[str, str, str], Group] = {}
-    for each in letters:
-        letter, name = each.letter, each.info.task
-        key = each.queue, name, pattern_of(letter.reason)
-        if (found := groups.get(key)) is None:
-            groups[key] = Group(*key, letter.reason, 1, letter.at_ms, letter.at_ms)
-            continue
-        found.count += 1
-        found.first_ms = min(found.first_ms, letter.at_ms)
-        found.last_ms = max(found.last_ms, letter.at_ms)
-    return sorted(groups.values(), key=lambda each: (-each.count, -each.last_ms))
 
 
 VIEWS = [View("dead", "/dead", "Dead letters", look, seconds=5)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from glob import escape
 from itertools import islice
 from typing import Any, Literal
 
@@ -15,11 +14,11 @@ from celery_ext.control.outcomes import Meant, listed
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.dead_letters import own_letters
 from celery_ext.http.api.fields import Name, Span, span_of
-from celery_ext.tasks.history import Step, TaskHistory
+from celery_ext.tasks.history import TaskHistory
 from kombu_delayed.store.outcomes.records import LISTS, Outcomes
 
 from ...visit import Shown, View, Visit, asked
-from .dead import letter_name, pattern_of
+from .dead import grouped, letter_name
 
 #: Tasks that are looked at: of all queues, and of each at the least.
 LOOKED_AT, OF_EACH = 5_000, 100
@@ -29,9 +28,6 @@ SECONDS = 2.0
 
 #: How the lengths of "within" read.
 WITHIN = {"1h": "the last hour", "6h": "6 hours", "1d": "24 hours", "7d": "7 days"}
-
-#: Bars of a group.
-PARTS = 24
 
 #: Groups and tasks on a page.
 GROUPS, SHOWN = 30, 50
@@ -74,33 +70,6 @@ class Asked(BaseModel):
         return int((datetime.now(timezone.utc) - span_of(self.within)).timestamp() * 1000)
 
 
-@dataclass
-class Group:
-    """Tasks of one name in one queue with the same error, but for numbers in it."""
-
-    queue: str
-    task: str
-    pattern: str
-    example: str
-    count: int = 0
-    first_ms: int = 0
-    last_ms: int = 0
-    times: list[int] = field(default_factory=list)
-
-    @property
-    def task_pattern(self) -> str:
-        """As a search takes it."""
-        return escape(self.task)
-
-    def over_time(self, from_ms: int, to_ms: int) -> list[int]:
-        """How many there were in each part of a time."""
-        counts = [0] * PARTS
-        for at_ms in self.times:
-            part = (at_ms - from_ms) * PARTS // max(to_ms - from_ms, 1)
-            counts[min(max(part, 0), PARTS - 1)] += 1
-        return counts
-
-
 @dataclass(frozen=True)
 class Row:
     """A task of a list."""
@@ -109,7 +78,7 @@ class Row:
 
     @property
     def error(self) -> str:
-        return error_of(self.history.failure)
+        return self.history.failure.said if self.history.failure else ""
 
     @property
     def at_ms(self) -> int:
@@ -132,14 +101,11 @@ class Row:
         return self.history.last.next_ms if self.history.last else None
 
 
-def error_of(failure: Step | None) -> str:
-    return failure.said if failure else ""
-
-
 def look(visit: Visit) -> Shown:
     query: Asked = asked(visit, Asked)
     rows, is_partial = matching(visit, query)
-    groups = _grouped(rows) if query.of in ("failed", "retrying") else []
+    told = ((row.history.queue, row.history.task, row.error, row.at_ms) for row in rows)
+    groups = grouped(told) if query.of in ("failed", "retrying") else []
     now_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
     first_ms = min((group.first_ms for group in groups), default=now_ms)
     names = _names(visit, query.of, rows[:SHOWN])
@@ -226,24 +192,7 @@ def _read(
         return [one for page in pages for one in page], any(len(page) == each for page in pages)
 
     found, is_partial = visit.service.cache.get(("outcomes", of, *full), SECONDS, read)
-    return [*_mine(visit, found)], is_partial
-
-
-def _mine(visit: Visit, found: list[TaskHistory]) -> Iterator[TaskHistory]:
-    return (each for each in found if visit.identity.sees(each.queue, each.tenant))
-
-
-def _grouped(rows: list[Row]) -> list[Group]:
-    groups: dict[tuple[str, str, str], Group] = {}
-    for row in rows:
-        history = row.history
-        key = history.queue, history.task, pattern_of(row.error)
-        group = groups.setdefault(key, Group(*key, row.error, 0, row.at_ms, row.at_ms))
-        group.count += 1
-        group.times.append(row.at_ms)
-        group.first_ms = min(group.first_ms, row.at_ms)
-        group.last_ms = max(group.last_ms, row.at_ms)
-    return sorted(groups.values(), key=lambda group: (-group.count, -group.last_ms))
+    return [each for each in found if visit.identity.sees(each.queue, each.tenant)], is_partial
 
 
 def shown_counts(visit: Visit, shards: list[str]) -> dict[str, Any]:

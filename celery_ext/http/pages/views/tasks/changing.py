@@ -81,7 +81,7 @@ class Choice:
         """Delayed tasks by due time, or ready ones as they were found."""
         delayed = (each for part in self.delayed.values() for each in part)
         ready = (each.info for part in self.ready.values() for each in part)
-        return [*sorted(delayed, key=_due_ms), *ready]
+        return [*sorted(delayed, key=lambda info: info.due_ms or 0), *ready]
 
 
 def _choose(visit: Visit, form: Form) -> Choice:
@@ -178,10 +178,6 @@ def apply(visit: Visit, form: Form) -> Response:
         changed += sum(on_ready(part) for _, _, part in reversed([*near(tasks)]))
     visit.service.cache.forget()
     return visit.redirect(back, **given, done=verb, count=changed, among=count)
-
-
-def _due_ms(info: TaskInfo) -> int:
-    return info.due_ms or 0
 
 
 def _changes(

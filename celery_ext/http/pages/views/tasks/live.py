@@ -49,4 +49,5 @@ async def _look(visit: Visit, view: View) -> str | None:
 
 
 def _part(visit: Visit, view: View) -> str:
-    return visit.render_live(f"{view.name}.html", {"view": view, **view.look(visit)})
+    shown = {"view": view, **view.look(visit)}
+    return visit.pages.make_live(visit, f"{view.name}.html", shown)

@@ -175,7 +175,7 @@ def _timeline(
         own = [*_recorded(record)]
         doubled = {"cancelled"} & {step.kind for step in own}
         steps = [step for step in steps if step.kind not in doubled] + own
-    return sorted(steps, key=_at_ms)
+    return sorted(steps, key=lambda step: step.at_ms)
 
 
 def _recorded(record: TaskHistory) -> Iterable[Step]:
@@ -198,10 +198,6 @@ def _recorded(record: TaskHistory) -> Iterable[Step]:
 def _failed(attempts: Iterable[Failure]) -> Iterable[Step]:
     for each in attempts:
         yield Step("failed", each.at_ms, each.worker, None, each.error, each.traceback)
-
-
-def _at_ms(step: Step) -> int:
-    return step.at_ms
 
 
 def on_terminate(visit: Visit, form: Form) -> Response:
