@@ -118,9 +118,10 @@ class OwnRequests(bootsteps.Step):
 
 
 class Events(bootsteps.StartStopStep):
-    """Keeps a worker from waiting in its event loop until the broker takes its heartbeat.
+    """Keeps a worker from waiting until the broker takes its heartbeat.
 
-    Celery would sleep there for a second at a time, while acks wait and tasks end.
+    Celery would sleep in its event loop for a second at a time, while acks wait and tasks end.
+    Without one, whoever sends holds a lock meanwhile, for which a worker waits that is to stop.
     """
 
     requires = ("celery.worker.consumer.events:Events",)
@@ -128,7 +129,7 @@ class Events(bootsteps.StartStopStep):
     def start(self, parent: Any) -> None:
         """Have each event that is sent at once tried once."""
         dispatcher = parent.event_dispatcher
-        if parent.hub is not None and dispatcher is not None:
+        if dispatcher is not None:
             vars(dispatcher)["send"] = partial(_send_once, dispatcher)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.ledger import Ledger
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -32,3 +33,19 @@ def test_a_worker_ends_whatever_its_signal_meets(server: Server, tmp_path: Path,
             assert not client.keys("{celery}:unacked:*")
     finally:
         worker.kill()
+
+
+@pytest.mark.parametrize("pool", ["eventlet", "gevent", "threads"])
+def test_a_worker_ends_while_its_server_is_away(
+    own_server: Server, tmp_path: Path, pool: str
+) -> None:
+    """Its heartbeat, which nobody takes, holds nobody up: the tasks end when that is due."""
+    pytest.importorskip("eventlet" if pool == "eventlet" else "celery")
+    settings = Settings(f"delayed+{own_server.url}", ledger=str(tmp_path / "ledger"))
+    with make_app(settings) as app:
+        app.tasks["sleep"].delay(4)
+    worker = Worker(settings, tmp_path, pool=pool, concurrency=4)
+    with worker:
+        Ledger(tmp_path / "ledger").wait_for(1)
+        own_server.stop()
+        assert worker.stop() == 0
