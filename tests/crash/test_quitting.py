@@ -12,7 +12,7 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.thorough, pytest.mark.crash]
 
 
 @pytest.mark.parametrize("pool", ["gevent", "prefork"])

@@ -29,6 +29,8 @@ from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT
 
+pytestmark = pytest.mark.thorough
+
 SERVE = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
 
 

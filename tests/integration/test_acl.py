@@ -23,7 +23,7 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.thorough, pytest.mark.smoke]
 
 
 def use_all(url: str, options: dict[str, Any], directory: Path) -> None:

@@ -27,7 +27,7 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.smoke
+pytestmark = [pytest.mark.thorough, pytest.mark.smoke]
 
 POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 10, "eventlet": 10}
 KIND = available_kinds()[0]

@@ -34,6 +34,8 @@ from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 SHARDS = 12
 
 

@@ -34,6 +34,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 FAR_MS = 4_000_000_000_000
 CELERY = Queue("celery")
 #: The one that is there from the beginning.

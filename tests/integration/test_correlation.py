@@ -37,7 +37,7 @@ from tests.kit.heard import heard
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
 
 LONG_SECONDS = 30
 

@@ -26,6 +26,8 @@ from tests.kit.sentinels import Group
 from tests.kit.servers import Server
 from tests.kit.workers import ROOT
 
+pytestmark = pytest.mark.thorough
+
 Open = Callable[[Celery], Connection]
 
 

@@ -30,6 +30,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 STARTER = """
 import signal, sys, time

@@ -28,6 +28,8 @@ from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
 
+pytestmark = pytest.mark.thorough
+
 EXAMPLES = ROOT / "examples"
 PROJECT = EXAMPLES / "django_project"
 

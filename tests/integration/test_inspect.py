@@ -20,7 +20,7 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
 
 
 def asked(bench: Bench, name: str, *args: Any, **options: Any) -> Any:

@@ -22,6 +22,8 @@ from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import ROOT, Worker
 
+pytestmark = pytest.mark.thorough
+
 #: What workers on our broker have of their own.
 WATCHED = "['Events', 'GiveBack', 'OwnRequests', 'OwnTasks', 'RemoteControlLoop']\n"
 

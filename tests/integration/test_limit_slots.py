@@ -128,6 +128,7 @@ def gated(id: str) -> Entry:
     return Entry(id, 0, text)
 
 
+@pytest.mark.thorough
 def test_slots_come_back_from_processes(
     server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path
 ) -> None:

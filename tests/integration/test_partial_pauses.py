@@ -14,6 +14,8 @@ from tests.kit.extended import Bench
 from tests.kit.policed import OpenApp, let_time_pass, take
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_the_rest_goes_on(pool: str, bench: Bench) -> None:

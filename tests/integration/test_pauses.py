@@ -20,6 +20,8 @@ from tests.kit.extended import Bench
 from tests.kit.tasks_app import make_app
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 NAMES = [str(n) for n in range(8)]
 
 

@@ -20,7 +20,7 @@ from tests.kit.extended import Bench
 from tests.kit.heard import heard
 from tests.kit.http import bury
 
-pytestmark = [pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
+pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 NAMES = [shard_name("mail", n) for n in range(12)]
 FAR = 3_600
 

@@ -18,6 +18,8 @@ from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 QUICK = {"delayed_poll_seconds": 0.2}
 
 

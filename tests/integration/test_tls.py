@@ -17,6 +17,8 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.tls import passes_on, refuses, start_tls_server
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

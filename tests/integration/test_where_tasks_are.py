@@ -14,6 +14,8 @@ from tests.kit.outcomes import FAILED, NOW_MS, RECEIVED, STARTED, note
 from tests.kit.tasks_app import make_app
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 REPLACED = ["x", NOW_MS, 0, {"why": "ignored", "message": "Replaced by new task"}]
 
 RECORDS: dict[str, list[Any]] = {

@@ -30,6 +30,8 @@ from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
 
 
