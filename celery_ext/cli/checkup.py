@@ -208,9 +208,8 @@ def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: 
     names = {each.name.rsplit(":", 2)[0] for each in consumers}
     count = sum(each.delayed + each.ready for each in metrics.values())
     text = f"{number(len(names))} for {queues_word(len(metrics))} with {tasks_word(count)}"
-    remedy = (
-        f"no worker consumes {_some(alone)}: start a worker with -Q {alone[0]}" if alone else ""
-    )
+    start = f"start a worker with -Q {','.join(alone[:3])}"
+    remedy = f"no worker consumes {_some(alone)}: {start}" if alone else ""
     return Check("workers", text, remedy)
 
 

@@ -568,9 +568,8 @@ def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.M
     found = remedies()
     assert [*found] == [*names, "workers", "on time", "policies"]
     assert found.pop("settings and clock").startswith("The server keeps nothing on disk")
-    assert (
-        found.pop("workers") == "no worker consumes 'celery', 'mail': start a worker with -Q celery"
-    )
+    workers = "no worker consumes 'celery', 'mail': start a worker with -Q celery,mail"
+    assert found.pop("workers") == workers
     assert found.pop("app").startswith("call celery_ext.install(app)")
     assert {*found.values()} == {""}
     monkeypatch.setitem(checkup.OLDEST, "celery", (99, 1))

@@ -66,7 +66,7 @@ def resume(session: Session, queue: str, **part: str | None) -> None:
 def pauses_table(found: Iterable[QueuePause]) -> Table:
     made = table("paused", "since (UTC)", "until (UTC)", "by", "why")
     for each in found:
-        until = moment(each.until) if each.until else "resumed"
+        until = moment(each.until) if each.until else "no end"
         what = _part_text(each.queue, each.task, each.tenant)
         made.add_row(plain(what), moment(each.since), until, plain(each.by), plain(each.why))
     return made
