@@ -173,15 +173,20 @@ class _ToldConnection:
             answers = self._connection.many(commands)
         except UNREACHABLE as error:
             raise self._told(error) from error
-        return [self._answer(*each) for each in zip(commands, answers, strict=True)]
+        waits = True  # but once: others may wait for the same slot
+        for n, answer in enumerate(answers):
+            if waits and isinstance(answer, SlotMoves):
+                answers[n] = self._waited_for(commands[n])
+                waits = not isinstance(answers[n], OperationalError)
+            elif isinstance(answer, UNREACHABLE):
+                answers[n] = self._told(answer)
+        return answers
 
-    def _answer(self, command: Sequence[Any], answer: Any) -> Any:
-        if isinstance(answer, SlotMoves):
-            try:
-                return self(*command)
-            except (OperationalError, ResponseError) as error:
-                return error
-        return self._told(answer) if isinstance(answer, UNREACHABLE) else answer
+    def _waited_for(self, command: Sequence[Any]) -> Any:
+        try:
+            return self(*command)
+        except (OperationalError, ResponseError) as error:
+            return error
 
     def everywhere(self) -> list[_ToldConnection]:
         return [
