@@ -1,4 +1,4 @@
-"""Lets any number of tasks that need not run hand on their turn in the pool."""
+"""Lets a worker skip any number of tasks in a row."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Turns:
-    """The turns that a worker's semaphore gives to tasks that wait for a process, one by one.
+    """Releases a worker's semaphore, on which tasks wait for a free process, without recursion.
 
-    Celery gives the next turn within the one of a task that turns out to be revoked, so that some
-    hundred of them in a row exceed Python's limit of recursion, which ends the worker.
+    Celery releases it for the next task while it still handles one that is revoked. Several hundred
+    revoked tasks in a row exceed Python's recursion limit, and that ends the worker.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -20,7 +20,7 @@ class Turns:
         worker.semaphore.release = worker._quick_release = self.release
 
     def release(self) -> None:
-        """Somebody has had his turn."""
+        """A process is free."""
         self._free += 1
         if self._is_giving:
             return
