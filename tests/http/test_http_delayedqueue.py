@@ -21,6 +21,8 @@ from tests.http.test_http_dialects import PATH, PAYLOAD, TASK, poll, send, statu
 from tests.http.test_http_metrics import value
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 NOW = {**TASK, "delay": 0}
 
 

@@ -16,6 +16,8 @@ from kombu_delayed.inspection import events as streams
 from tests.kit.http import Serve
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 MAIL = {"task": "till.send_mail", "queue": "mail", "delay": "1h"}
 
 

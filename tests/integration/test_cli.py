@@ -768,6 +768,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("words", _all_commands(), ids=" ".join)
 def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None:
     """Has help and `--json`, and says in one line that there is no server."""

@@ -33,6 +33,8 @@ from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings
 from tests.kit.workers import Worker
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

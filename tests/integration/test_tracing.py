@@ -25,6 +25,8 @@ from tests.kit.http import serving
 from tests.kit.traces import FILE
 from tests.kit.wait import wait_until
 
+pytestmark = pytest.mark.thorough
+
 MODULE = "tests.kit.traced_app"
 
 Span = dict[str, Any]
