@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from ..message.envelope import open_kept, unique_key
+from ..message.envelope import unique_key
 from ..store.store import Store
 
 #: Ids that one call looks for.
@@ -35,7 +35,7 @@ def by_shard(
 def _home(store: Store, queue: str, item: Item) -> str:
     id = item[0].partition(b"\x1f")[0].decode(errors="surrogateescape")
     if len(item) == 2 and b'"delayed_unique":' in item[1]:
-        unique = unique_key(json.loads(open_kept(item[1]).message))
+        unique = unique_key(json.loads(item[1][item[1].index(b"{", 1) :]))
         return store.shards.home(queue, unique.key if unique else id)
     return store.shards.home(queue, id)
 

@@ -162,6 +162,26 @@ def test_what_was_there_is_not_repeated_when_it_has_run(
     assert counts(replay(gone, saved, broker=url, job_id="other")) == (2, 0, 0)
 
 
+def test_a_unique_task_that_was_there_is_not_repeated(
+    spark: SparkSession, client: redis.Redis, url: str, tmp_path: Path
+) -> None:
+    """In a queue with shards, where it has its place by its key and not by its id."""
+    store, ids, far = Store(client, shards=4), [f"u{n}" for n in range(8)], str(ms(1_000_000))
+    for id in ids:
+        headers = {"id": id, "task": "t", "delayed_unique": f"key of {id}"}
+        entry = Entry(id, 3, message(id, headers=headers), far)
+        home = store.shards.home("q", f"key of {id}")
+        assert store.schedule_unique(home, entry, f"key of {id}", "refuse")[0] == "stored"
+    given = {"broker": url, "transport_options": {"delayed_shards": 4}}
+    backup(spark, str(tmp_path / "made"), **given)
+    saved, gone = read_backup(spark, str(tmp_path / "made")), lost(spark, *ids)
+    assert counts(replay(gone, saved, **given, job_id="j")) == (0, 8, 0)
+    for shard in store.shards.all("q"):
+        Backlog(store, shard).cancel(ids)
+    assert counts(replay(gone, saved, **given, job_id="j")) == (0, 8, 0)
+    assert counts(replay(gone, saved, **given, job_id="other")) == (8, 0, 0)
+
+
 def test_spread(spark: SparkSession, saved: DataFrame) -> None:
     def dues() -> dict[bytes, int]:
         rows = spread(saved, at(100), timedelta(minutes=10)).collect()

@@ -72,8 +72,8 @@ def check_version(version: Any, what: str) -> None:
 class BackupRows:
     """Iterates over (queue, member, record); what is no message is given to `refuse`.
 
-    The record is empty for what `IS_THERE`.
-    Raises BackupError for rows of another version, before any of their batch is restored.
+    The record of what `IS_THERE` has no due time. Raises BackupError for rows of another version,
+    before any of their batch is restored.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class BackupRows:
                     named = {"queue": queue, "id": (member or b"").decode(errors="replace")}
                     self._refuse({**named, "step": step, "due_ms": due_ms}, reason)
                     continue
-                record = b"%b%d%b" % (step_char(step).encode(), due_ms, payload)
-                yield queue, member, b"" if is_there else record
+                due = b"" if is_there else b"%d" % due_ms
+                yield queue, member, step_char(step).encode() + due + payload
 
     def _fault(
         self,

@@ -7,7 +7,7 @@
 --   job: HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored
 --   run: field of the ledger that counts what this run has restored
 --   ledger_seconds: 0: no ledger
---   entries: member, priority step + due_ms + message, or nothing for one that is elsewhere in the queue; …
+--   entries: member, priority step + due_ms + message, without due_ms (or empty) for one that is elsewhere in the queue; …
 -- include: clock waiting buckets bucket_add backlog gather events unique past_ledgers ledger
 -- returns as text: restored, already done before; O(log n) a message
 local before = earliest()
