@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import wraps
 from math import inf
 from time import monotonic
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -28,8 +29,8 @@ logger = get_logger(__name__)
 #: How often an app's tasks are looked at for result backends.
 LOOK_SECONDS = 1.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
-Self = TypeVar("Self", bound="Queues")
 
 
 class Queues(Broker):
@@ -97,20 +98,6 @@ class Queues(Broker):
             others = [name for name in self.queues() if name not in own]
             yield from filter(None, map(shards.all, others))
 
-    def despite_nodes_down(self: Self, search: Callable[[Self], T]) -> T:
-        """Search all queues, or those on the nodes of a Cluster that answer.
-
-        Raises the error of a node that does not where nothing was found.
-        """
-        try:
-            return search(self)
-        except self.store.errors_of_one_queue as error:
-            rest = self.reachable()
-            if rest is None or not (found := search(rest)):
-                raise
-            logger.warning("Not all queues could be searched: %s", error)
-            return found
-
     def is_told_of_cancelling(self) -> bool:
         """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
         if signals.task_cancelled.receivers:
@@ -124,3 +111,25 @@ class Queues(Broker):
         """Tell the result backend and the signal's receivers of a task that was dropped."""
         store_revoked(self.app, info)
         signals.task_cancelled.send(sender=self.app, info=info)
+
+
+def despite_nodes_down(
+    search: Callable[Concatenate[Queues, P], T],
+) -> Callable[Concatenate[Queues, P], T]:
+    """Have it search all queues, or those on the nodes of a Cluster that answer.
+
+    It raises the error of a node that does not where nothing was found.
+    """
+
+    @wraps(search)
+    def searching(queues: Queues, /, *given: P.args, **named: P.kwargs) -> T:
+        try:
+            return search(queues, *given, **named)
+        except queues.store.errors_of_one_queue as error:
+            rest = queues.reachable()
+            if rest is None or not (found := search(rest, *given, **named)):
+                raise
+            logger.warning("Not all queues could be searched: %s", error)
+            return found
+
+    return searching

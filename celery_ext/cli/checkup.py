@@ -44,6 +44,9 @@ LATE_SECONDS = 60
 
 PINGS = 5
 
+#: So many names of queues are shown.
+SHOWN = 3
+
 
 @dataclass(frozen=True)
 class Check:
@@ -208,7 +211,7 @@ def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: 
     names = {each.name.rsplit(":", 2)[0] for each in consumers}
     count = sum(each.delayed + each.ready for each in metrics.values())
     text = f"{number(len(names))} for {queues_word(len(metrics))} with {tasks_word(count)}"
-    start = f"start a worker with -Q {','.join(alone[:3])}"
+    start = f"start a worker with -Q {','.join(alone[:SHOWN])}"
     remedy = f"no worker consumes {_some(alone)}: {start}" if alone else ""
     return Check("workers", text, remedy)
 
@@ -281,9 +284,9 @@ def _declared(delayed: Delayed) -> set[str]:
     return {*(options.get("delayed_policies") or {})}
 
 
-def _some(names: list[str], most: int = 3, shown: Callable[[str], str] = repr) -> str:
-    text = ", ".join(map(shown, names[:most]))
-    return text + (f" and {number(len(names) - most)} more" if len(names) > most else "")
+def _some(names: list[str], shown: Callable[[str], str] = repr) -> str:
+    text = ", ".join(map(shown, names[:SHOWN]))
+    return text + (f" and {number(len(names) - SHOWN)} more" if len(names) > SHOWN else "")
 
 
 def checks_table(checks: list[Check]) -> Table:

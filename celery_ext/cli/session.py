@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from ..app.commands import expected_failures
 from ..control.delayed import Delayed
 from ..errors import QueryError
-from ..tasks.formatting import progress_bars, tasks_word
+from ..tasks.formatting import progress_bars
 
 #: What is printed into a file or a pipe may be as wide.
 WIDE = 200
@@ -101,25 +101,6 @@ class Session:
         with progress_bars(console=self.err, transient=True) as bars:
             bar = bars.add_task(what, total=total)
             yield lambda count: bars.advance(bar, count)
-
-    @contextmanager
-    def change(self, verb: str, past: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """As `progress`, of changed tasks; says how many were changed if it is broken off."""
-        done = 0
-        with self.progress(verb, total) as advance:
-
-            def changed(count: int) -> None:
-                nonlocal done
-                done += count
-                advance(count)
-
-            try:
-                yield changed
-            except BaseException:
-                if done:
-                    be = "is" if done == 1 else "are"
-                    self.err.print(f"Not finished: {tasks_word(done)} {be} {past}, or a few more.")
-                raise
 
 
 def _console(ctx: click.Context, stderr: bool) -> Console:

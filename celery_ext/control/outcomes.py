@@ -24,7 +24,7 @@ from kombu_delayed.store.outcomes.records import LISTS, Note, Outcomes
 
 from ..app.broker import Broker
 from ..app.outcome_options import OutcomeOptions
-from ..app.queues import Queues
+from ..app.queues import Queues, despite_nodes_down
 from ..app.settings import suggestion
 from ..errors import BROKER_FAILS, QueryError
 from ..tasks.history import TaskHistory, head_of
@@ -47,12 +47,9 @@ SHORT = 10_000
 FAILED = ("failed", "lost")
 
 
+@despite_nodes_down
 def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> TaskInfo | None:
     """What is known of a task: its message where that waits, or else what workers have recorded."""
-    return queues.despite_nodes_down(lambda those: _look_up(those, id, queue, progress))
-
-
-def _look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> TaskInfo | None:
     found, passed = None, list[str]()
 
     def is_there(shard: str) -> bool:
@@ -128,16 +125,13 @@ def _by_reading(
 def _places(queues: Queues, queue: str | None) -> Iterator[Sequence[str]]:
     """The queue, or the app's own ones and then the others: those are found by reading all keys."""
     look_at = queues.store.shards.look_at_all
-    if queue is not None:
-        look_at([queue])
-        yield [queue]
-        return
-    own = list(queues.app.amqp.queues)
+    own = list(queues.app.amqp.queues) if queue is None else [queue]
     look_at(own)
     yield own
-    others = [name for name in queues.queues() if name not in own]
-    look_at(others)
-    yield others
+    if queue is None:
+        others = [name for name in queues.queues() if name not in own]
+        look_at(others)
+        yield others
 
 
 def _shards(queues: Queues, names: Iterable[str], id: str) -> list[str]:
@@ -150,12 +144,9 @@ def recorded_in(queues: Queues, shards: Sequence[str], id: str) -> list[TaskHist
     return [TaskHistory.of(known) for known in Outcomes(queues.store).get(shards, id)]
 
 
+@despite_nodes_down
 def history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None:
     """What is recorded of a task: in the app's queues, and in all others if it may have moved."""
-    return queues.despite_nodes_down(lambda those: _history_of(those, id, queue))
-
-
-def _history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None:
     found = list[TaskHistory]()
     for names in _places(queues, queue):
         found += recorded_in(queues, _shards(queues, names, id), id)

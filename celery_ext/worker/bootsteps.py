@@ -121,7 +121,7 @@ class Events(bootsteps.StartStopStep):
     """Keeps a worker from waiting until the broker takes its heartbeat.
 
     Celery would sleep in its event loop for a second at a time, while acks wait and tasks end.
-    Without one, whoever sends holds a lock meanwhile, for which a worker waits that is to stop.
+    In a worker without one, the sender holds a lock meanwhile, which the worker needs to stop.
     """
 
     requires = ("celery.worker.consumer.events:Events",)

@@ -149,16 +149,17 @@ class Options:
         given = {name: v for name, v in transport_options.items() if name.startswith(PREFIX)}
         for name in given:
             if name not in known:
-                raise OptionError(f"unknown transport option {name!r}{suggestion(name, known)}")
+                raise unknown(name, known)
         return cls(
             **{known[name].name: _checked(name, known[name], v) for name, v in given.items()}
         )
 
 
-def suggestion(name: str, known: Collection[str]) -> str:
-    """The known name that is most like an unknown one, or all of them: the end of an error."""
+def unknown(name: str, known: Collection[str]) -> OptionError:
+    """The error for a name that is not known. It suggests the most similar one, or lists all."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+    return OptionError(f"unknown transport option {name!r}; {hint}")
 
 
 def _checked(name: str, option: Any, value: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kombu import Connection
 from redis.exceptions import RedisError
 
-from ..connection.options import PREFIX, suggestion
-from ..errors import UNREACHABLE, DelayedError, OptionError
+from ..connection.options import PREFIX, unknown
+from ..errors import UNREACHABLE, DelayedError
 from .hand_back import ToStock
 from .migration import Migration, Progress, Report
 from .take_over import ToDelayed
@@ -95,5 +95,5 @@ def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
         known = channel.from_transport_options
         for name in transport_options:  # with a wrong one nothing would be found
             if name not in known and not name.startswith(PREFIX):
-                raise OptionError(f"unknown transport option {name!r}{suggestion(name, known)}")
+                raise unknown(name, known)
         yield channel

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -159,12 +160,15 @@ def _change_ids(
         found = {info.id for info in infos}
         session.print(tasks_table(infos, f"{change.verb} {tasks_word(len(infos))}:"))
     else:
-        with session.change(change.verb, change.past, len(ids)) as advance:
-            found = set()
+        found = set()
+        with (
+            session.progress(change.verb, len(ids)) as advance,
+            _telling(session, change, lambda: len(found)),
+        ):
             for id in ids:
                 if change.one(delayed, id, queue):
                     found.add(id)
-                    advance(1)
+                advance(1)
     missing = [id for id in ids if id not in found]
     changed = 0 if dry_run else len(found)
     told = {"dry_run": dry_run, "matched": len(found), "changed": changed, "missing": missing}
@@ -192,8 +196,17 @@ def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_r
         if preview is not None:
             session.confirm(f"{change.verb} {tasks_word(preview.matched)}?")
         total = preview.matched if preview else None
-        with session.change(change.verb, change.past, total) as advance:
-            outcome = change.many(session.delayed, query, progress=advance)
+        parts: list[int] = []
+
+        def changed(count: int) -> None:
+            parts.append(count)
+            advance(count)
+
+        with (
+            session.progress(change.verb, total) as advance,
+            _telling(session, change, lambda: sum(parts)),
+        ):
+            outcome = change.many(session.delayed, query, progress=changed)
     assert outcome is not None
     session.emit(_data(outcome))
     if not outcome.matched:
@@ -214,11 +227,25 @@ def _show(session: Session, change: Change, preview: Outcome, asks: bool) -> Non
 
 
 def _tell(session: Session, change: Change, outcome: Outcome) -> None:
-    verb = "is" if outcome.changed == 1 else "are"
-    session.print(f"{tasks_word(outcome.changed)} {verb} {change.past}.")
+    session.print(f"{_said(change, outcome.changed)}.")
     if outcome.changed < outcome.matched:
         gone = outcome.matched - outcome.changed
         session.err.print(f"{tasks_word(gone)} were gone by then.")
+
+
+def _said(change: Change, count: int) -> str:
+    return f"{tasks_word(count)} {'is' if count == 1 else 'are'} {change.past}"
+
+
+@contextmanager
+def _telling(session: Session, change: Change, done: Callable[[], int]) -> Iterator[None]:
+    """Say how many were changed if it is broken off."""
+    try:
+        yield
+    except BaseException:
+        if count := done():
+            session.err.print(f"Not finished: {_said(change, count)}, or a few more.")
+        raise
 
 
 def _data(outcome: Outcome) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from kombu_delayed.message.envelope import to_json
 from kombu_delayed.message.wait import NO_WAIT, Wait
 
 from ...app import signals
-from ...app.queues import Queues
+from ...app.queues import Queues, despite_nodes_down
 from ...errors import QueryError
 from ...tasks.body import CELERY_HEADERS, payload_of, read_body
 from ...tasks.short_repr import short_repr
@@ -64,6 +64,7 @@ class Change:
         return None
 
 
+@despite_nodes_down
 def change(
     delayed: Queues,
     task_id: str,
@@ -75,16 +76,6 @@ def change(
 
     Raises QueryError where its arguments cannot be read or written here.
     """
-    return delayed.despite_nodes_down(lambda those: _change(those, task_id, change, queue, accepts))
-
-
-def _change(
-    delayed: Queues,
-    task_id: str,
-    change: Change,
-    queue: str | None,
-    accepts: Callable[[TaskInfo], bool],
-) -> bool:
     due_ms, changed = change.due_ms(), False
     names = chain.from_iterable(delayed.where(queue, [task_id], found := set[str]()))
     for name in names:

@@ -13,7 +13,7 @@ from kombu_delayed.store.calls.shards import queue_of
 
 from ...app import signals
 from ...app.outcome_options import OutcomeOptions
-from ...app.queues import Queues
+from ...app.queues import Queues, despite_nodes_down
 from ...tasks.task_info import TaskInfo
 from ...tasks.times import LATEST_MS, from_ms
 from ..outcomes import write_now
@@ -41,6 +41,7 @@ class Moves:
         """Drop the delayed and the ready tasks with these ids; returns those that were there."""
         gone: set[str] = set()
 
+        @despite_nodes_down
         def cancel(queues: Queues) -> bool:
             moves = Moves(queues)
             gone.update(moves.cancel_ids([id for id in ids if id not in gone], queue))
@@ -49,7 +50,7 @@ class Moves:
                 gone.update(info.id for info in moves.cancel_ready([task]))
             return len(gone) == len(ids)
 
-        self._queues.despite_nodes_down(cancel)
+        cancel(self._queues)
         return gone
 
     def cancel_ids(self, ids: list[str], queue: str | None) -> set[str]:
@@ -113,9 +114,8 @@ class Moves:
 
     def reschedule_by_id(self, id: str, due: Due, queue: str | None) -> bool:
         """Give the task with this id another due time; True if it was delayed or ready."""
-        return self._queues.despite_nodes_down(
-            lambda queues: Moves(queues)._reschedule(id, due, queue)
-        )
+        search = despite_nodes_down(lambda queues: Moves(queues)._reschedule(id, due, queue))
+        return search(self._queues)
 
     def _reschedule(self, id: str, due: Due, queue: str | None) -> bool:
         if self._reschedule_id(id, due, queue):

@@ -19,7 +19,7 @@ from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.calls.shards import queue_of
 
-from ...app.queues import Queues
+from ...app.queues import Queues, despite_nodes_down
 from ...errors import BROKER_FAILS, QueryError
 from ...tasks.body import payload_of
 from ...tasks.dead_task import DeadTask
@@ -85,10 +85,11 @@ class Redirect:
     def by_id(self, id: str, queue: str | None) -> bool:
         """Move the delayed or ready tasks with an id; True if they are in the other queue then."""
 
+        @despite_nodes_down
         def move(queues: Queues) -> bool:
             return (self if queues is self._queues else Redirect(queues, self._to))._id(id, queue)
 
-        return self._queues.despite_nodes_down(move)
+        return move(self._queues)
 
     def _id(self, id: str, queue: str | None) -> bool:
         queues, count, found = self._queues, 0, set[str]()

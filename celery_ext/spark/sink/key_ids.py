@@ -38,6 +38,6 @@ def _key_text(value: Any) -> Any:
         return (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
     if isinstance(value, date):
         return value.isoformat()
-    if value != value:
+    if value is None or value != value:
         return None
-    return value if value is None or isinstance(value, (str, int, float)) else str(value)
+    return value if isinstance(value, (str, int, float)) else str(value)

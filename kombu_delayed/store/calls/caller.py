@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
@@ -223,18 +223,16 @@ class Caller:
     def without(self: Self, nodes: Collection[Node]) -> Self:
         """The same store without the shards that some nodes of a Cluster have."""
         other = copy(self)
-        other.shards = self.shards.without(lambda shard: self._is_on(nodes, shard))
+        other.shards = self.shards.without(partial(self._has_a_node, nodes.__contains__))
         return other
 
-    def _is_on(self, nodes: Collection[Node], shard: str) -> bool:
-        try:
-            return self.node_of(shard) in nodes
-        except NodeDown:
-            return True
-
     def _is_down(self, queue: str) -> bool:
+        return self._has_a_node(self.cluster.is_down, queue)
+
+    def _has_a_node(self, of_which: Callable[[Node], bool], queue: str) -> bool:
+        """Whether something is true of a queue's node, or there is none."""
         try:
-            return bool(self.cluster.is_down(self.node_of(queue)))
+            return of_which(self.node_of(queue))
         except NodeDown:
             return True
 
