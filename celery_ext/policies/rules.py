@@ -27,6 +27,7 @@ from .of_message import policies_in, read, strategy_text, use_messages
 from .policy import RUN, Policy, PolicyError, checked
 from .retry.apply_strategies import ran_out
 from .retry.strategies import STRATEGY_HEADER, RanOut
+from .times.window import Window
 from .written import text_of, written
 
 logger = get_logger(__name__)
@@ -110,6 +111,7 @@ class Rules:
         of_task = self._of_task(queue, task)
         found = self._holding(queue).of(queue_of(queue), of_task or ())
         if of_task is not None:
+            _check_windows(queue, task, found)
             self._known[queue, task] = found
         return found
 
@@ -297,6 +299,12 @@ def _new_gate(queue: str, owners: Mapping[str, tuple[Policy, ...]]) -> Gate | No
     _check_one_global(queue, owners)
     version = version_of(sorted(f"{owner} {text_of(each)}" for owner, each in gated))
     return Gate(version, tuple(limits.values()), any(each.is_whole for _, each in gated))
+
+
+def _check_windows(queue: str, task: str, policies: tuple[Policy, ...]) -> None:
+    """Raises PolicyError for a window of a task that is never open with one of its queue."""
+    windows = tuple(each for each in policies if isinstance(each, Window))
+    checked(f"task {task} in queue {queue!r}", windows)
 
 
 def _planned(policies: tuple[Policy, ...], at_ms: int) -> tuple[int, str]:

@@ -12,7 +12,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_ext.policies import Bury, Delay, Drop, Message, Policy, Run, Window
+from celery_ext.policies import Bury, Delay, Drop, Message, Policy, PolicyError, Run, Window
 from kombu_delayed.consumer.policy.apply import FIRST_ERROR_MS
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.doctor import Doctor
@@ -239,6 +239,17 @@ def test_errors_name_the_queue(server: Server, policies: Any, message: str) -> N
     app = make_app(Settings(f"delayed+{server.url}", None, {"delayed_policies": policies}))
     with pytest.raises(OptionError, match=message):
         app.send_task("record")
+
+
+def test_windows_of_a_queue_and_of_a_task_that_are_never_open_together(open_app: OpenApp) -> None:
+    app = open_app(Window("05:00-07:00"))
+
+    @app.task(name="evening", policies=[Window("20:00-22:00")])
+    def evening() -> None: ...
+
+    with pytest.raises(PolicyError, match=r"evening in queue 'celery': .* never open together"):
+        evening.delay()
+    assert app.delayed.store.size("celery").delayed == 0
 
 
 def test_backup_and_restore_keep_waits_and_histories(open_app: OpenApp, tmp_path: Path) -> None:
