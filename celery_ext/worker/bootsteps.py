@@ -27,6 +27,9 @@ REQUEST, POOLED_REQUEST = (
     "celery_ext.worker.requests.request:PooledRequest",
 )
 
+#: A process of the pool that ends is looked at so often, with this time between two looks.
+EXIT_LOOKS, EXIT_SECONDS = 100, 0.01
+
 
 class Inspection(bootsteps.Step):
     """Lets `celery inspect` show the backlog."""
@@ -140,6 +143,31 @@ def _send_once(dispatcher: Any, *given: Any, **fields: Any) -> Any:
     while len(unsent) > known:  # a heartbeat of long ago is of no use to anybody
         unsent.pop()
     return found
+
+
+class Replacing(bootsteps.StartStopStep):
+    """Replaces each process of a pool as soon as it has ended, after its last task for example.
+
+    Celery looks when the process closes its files, which may be a moment before it has ended, and
+    would look again after up to five seconds. Ready tasks wait meanwhile.
+    """
+
+    def start(self, parent: Any) -> None:
+        """Have each end of a process looked at until another one has its place."""
+        pool = getattr(parent.pool, "_pool", None)
+        if hasattr(pool, "_event_process_exit"):
+            vars(pool)["_event_process_exit"] = partial(_on_exit, pool)
+
+
+def _on_exit(pool: Any, hub: Any, process: Any) -> None:
+    type(pool)._event_process_exit(pool, hub, process)
+    _look_again(pool, hub, process, EXIT_LOOKS)
+
+
+def _look_again(pool: Any, hub: Any, process: Any, looks: int) -> None:
+    if looks and process in pool._pool:
+        pool.maintain_pool()
+        hub.call_later(EXIT_SECONDS, _look_again, pool, hub, process, looks - 1)
 
 
 class GiveBack(bootsteps.StartStopStep):

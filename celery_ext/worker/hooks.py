@@ -25,11 +25,11 @@ def extend_workers(app: Celery) -> None:
 
     Twice is safe.
     """
-    from .bootsteps import Events, GiveBack, OwnRequests
+    from .bootsteps import Events, GiveBack, OwnRequests, Replacing
     from .own_tasks import OwnTasks
     from .remote.remote_control_loop import RemoteControlLoop
 
-    app.steps["consumer"].update({Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop})
+    app.steps["consumer"] |= {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
     app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may bring some along
 
 

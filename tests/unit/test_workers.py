@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.concurrency.asynpool import AsynPool
 from celery.events import EventDispatcher
 from celery.signals import worker_init
 from celery.worker.heartbeat import Heart
+from kombu.asynchronous import Hub
 
 import celery_ext.cli  # noqa: F401  as Celery's command line does
 from celery_ext.worker.bootsteps import (
@@ -21,12 +23,13 @@ from celery_ext.worker.bootsteps import (
     Events,
     GiveBack,
     OwnRequests,
+    Replacing,
 )
 from celery_ext.worker.own_tasks import OwnTasks
 from celery_ext.worker.remote import remote_control_loop
 from celery_ext.worker.remote.remote_control_loop import RemoteControlLoop
 
-OURS = {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop}
+OURS = {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
 
 
 @dataclass(eq=False)
@@ -95,6 +98,33 @@ def test_nobody_waits_until_the_broker_takes_a_heartbeat() -> None:
         Heart(SimpleNamespace(), dispatcher)._send("worker-heartbeat")
         assert dispatcher.producer.insisted == [False]
         assert len(dispatcher._outbound_buffer) == 0
+
+
+class Pool(AsynPool):
+    """A pool of one process that ends a few looks after its files were closed."""
+
+    def __init__(self, looks: int) -> None:
+        self.process = SimpleNamespace()
+        self._pool = [self.process]
+        self._looks = looks
+
+    def maintain_pool(self) -> None:
+        self._looks -= 1
+        if self._looks == 0:
+            self._pool.clear()
+
+
+@pytest.mark.parametrize("looks", [1, 2, 5])
+def test_a_process_is_replaced_once_it_has_ended(looks: int) -> None:
+    hub, pool = Hub(), Pool(looks)
+    parent = SimpleNamespace(pool=SimpleNamespace(_pool=pool))
+    Replacing(parent).start(parent)
+    pool._event_process_exit(hub, pool.process)
+    loop = hub.create_loop()
+    while hub.timer.queue:
+        next(loop)
+    hub.close()
+    assert pool._pool == []
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

@@ -1,10 +1,10 @@
 -- cancel: drop delayed messages.
 -- Twice is safe: messages that are no longer delayed do not move.
--- keys: partitions delayed messages duplicates unique_held unique_until events
+-- keys: partitions delayed messages duplicates unique unique_due unique_held unique_until events
 -- arguments: how event_limit:number ids...
 --   how: all: an id stands for all that share it; one: for one member; read: as all, and return them; job:name: as all,
 --     by a job
--- include: buckets backlog events unique_end
+-- include: buckets backlog events unique_gone unique_end
 -- returns as text how many were there, for each id; or all of {member, priority step + due_ms + message, …};
 --   O(log n) a message
 local dropped, counts = how == 'read' and {}
@@ -26,6 +26,7 @@ for i = 1, #ids do
       end
       count = count + 1
       tell('cancelled', member, kept, due_ms)
+      forget_unique(member, kept)
       end_unique(kept)
       if dropped then dropped[#dropped + 1], dropped[#dropped + 2] = member, kept end
     end

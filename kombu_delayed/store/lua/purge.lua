@@ -1,6 +1,6 @@
 -- purge: delete ready and delayed messages, a bounded part of the backlog per call.
 -- Twice is safe; call it until it returns 0.
--- keys: partitions delayed messages duplicates wake unique_held unique_until ready...
+-- keys: partitions delayed messages duplicates wake unique unique_due unique_held unique_until ready...
 -- arguments: limit:number
 --   limit: delayed messages a call
 -- include: buckets
@@ -30,7 +30,7 @@ while left > 0 do
   left = left - #members
 end
 if redis.call('EXISTS', partitions, waiting) == 0 then
-  redis.call('UNLINK', duplicates, partitions .. ':urgent')
+  redis.call('UNLINK', duplicates, unique, unique_due, partitions .. ':urgent')
   redis.call('ZREM', wake, 'now', 'due')
 end
 return count

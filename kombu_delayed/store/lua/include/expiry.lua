@@ -20,6 +20,10 @@ end
 local function expire_in(ms)
   for _, list in ipairs(ready) do redis.call('PEXPIRE', list, ms) end
   for _, name in ipairs({'wake', 'armed', 'events'}) do redis.call('PEXPIRE', of_queue(name), ms) end
+  if redis.call('EXISTS', of_queue('unique')) == 0 then return end
+  if redis.call('EXISTS', of_queue('partitions'), of_queue('delayed:waiting')) == 0 then  -- nothing delayed has a key
+    for _, name in ipairs({'unique', 'unique-due'}) do redis.call('PEXPIRE', of_queue(name), ms) end
+  end
 end
 
 -- For callers that declare it. They leave a note for callers that do not, which may make a list anew.

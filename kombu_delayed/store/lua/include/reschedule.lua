@@ -1,5 +1,5 @@
 -- reschedule: delayed messages on their way to another due time, after clock ready backlog events
--- moved expiry.
+-- moved expiry unique_gone.
 -- needs: now ready steps wake partitions messages partition_size whole
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
@@ -25,6 +25,7 @@ local function move_to(member, due_ms, eta)
   tell('rescheduled', member, message, due_ms)
   if due_ms <= now_ms then
     take(member)
+    forget_unique(member, kept)
     redis.call('LPUSH', list_for(step), string.format('{"due_ms":%.0f,', due_ms) .. message:sub(2))
     is_ready = true
   else

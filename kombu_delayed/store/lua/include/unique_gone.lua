@@ -1,0 +1,14 @@
+-- unique_gone: a message that leaves the backlog before its time leaves no unique key behind. Those that leave it on
+-- time do: senders of unique messages clear what is past.
+-- needs: unique unique_due
+local has_unique = redis.call('EXISTS', unique) == 1
+
+local function forget_unique(member, kept)
+  if not has_unique or not kept:find('"delayed_unique"', 1, true) then return end
+  -- include: member_of_part
+  local key = member_of_part(kept, 'headers', 'delayed_unique')
+  if redis.call('HGET', unique, key) == member then
+    redis.call('HDEL', unique, key)
+    redis.call('ZREM', unique_due, key)
+  end
+end
