@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,12 +85,16 @@ class KeyedMachine(StoreMachine):
         entry = Entry(id, step, message(body, headers=headers), due)
         return entry, Message(body, step, id, entry=entry, waits_as=id)
 
-    def members(self) -> dict[str, str]:
-        """Member of the backlog -> body."""
+    def messages(self) -> dict[str, dict[str, Any]]:
+        """Member of the backlog -> message."""
         return {
-            member: json.loads(open_kept(record.encode()).message)["body"]
+            member: json.loads(open_kept(record.encode()).message)
             for member, record in records(self.client).items()
         }
+
+    def members(self) -> dict[str, str]:
+        """Member of the backlog -> body."""
+        return {member: each["body"] for member, each in self.messages().items()}
 
     def member_of(self, body: str) -> str:
         return next(member for member, each in self.members().items() if each == body)
@@ -169,6 +175,15 @@ class KeyedMachine(StoreMachine):
                     holder.due_ms = self.model.delayed[there[holder.member]].due_ms or 0
                 else:
                     del self.holders[key]
+
+    @contextmanager
+    def leaving_early(self) -> Iterator[None]:
+        before = self.messages()
+        yield
+        for member in before.keys() - self.members().keys():
+            key = before[member]["headers"].get("delayed_unique")
+            if key in self.holders and self.holders[key].member == member:
+                del self.holders[key]
 
     # Backups.
 
@@ -251,6 +266,7 @@ class KeyedMachine(StoreMachine):
         before = self.whereabouts()
         super().purge()
         self.dropped |= before.keys() - self.whereabouts().keys()
+        self.holders.clear()
 
     @invariant()
     def keys_have_their_holders(self) -> None:
