@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 from functools import partial
@@ -374,6 +375,24 @@ def test_a_lease_that_cannot_be_renewed_stops_no_other() -> None:
     assert stepped == {"A", "B"}
     assert again_in is not None
     assert again_in <= 1.0
+
+
+def test_an_outage_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    keeper = Keeper()
+    answers: list[float | None] = [None, None, 10.0, None]
+
+    def step() -> float:
+        if (seconds := answers.pop(0)) is None:
+            raise ConnectionError("the server is away")
+        return seconds
+
+    kept: Any = _Hashable(SimpleNamespace(consumer="A", seconds=30.0, step=step))
+    keeper._leases.add(kept)
+    with caplog.at_level(logging.WARNING):
+        while answers:
+            kept.next_step_at = 0.0
+            keeper.step()
+    assert caplog.text.count("Cannot renew the lease of A now: the server is away") == 2
 
 
 class _Hashable(SimpleNamespace):

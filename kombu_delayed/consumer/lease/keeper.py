@@ -40,6 +40,8 @@ class Keeper:
 
     def __init__(self) -> None:
         self._leases: set[Kept] = set()
+        #: Those whose last step has failed, which was said.
+        self._failing: set[Kept] = set()
         #: Those that were forgotten, and whose connections are still open.
         self._forgotten: list[Kept] = []
         self._lock = native.lock()
@@ -77,6 +79,7 @@ class Keeper:
         with self._lock:
             forgotten, self._forgotten = self._forgotten, []
         for lease in forgotten:
+            self._failing.discard(lease)
             self._hang_up(lease)
         with self._lock:
             due = [lease for lease in self._leases if lease.next_step_at <= monotonic()]
@@ -97,11 +100,15 @@ class Keeper:
 
     def _step(self, lease: Kept) -> float:
         try:
-            return lease.step()
+            seconds = lease.step()
         except Exception as error:  # whatever it is, the other leases need this thread
             if lease in self._leases:  # else its connection was closed meanwhile
-                logger.warning("Cannot renew the lease of %s now: %s", lease.consumer, error)
+                tell = logger.info if lease in self._failing else logger.warning
+                tell("Cannot renew the lease of %s now: %s", lease.consumer, error)
+                self._failing.add(lease)
             return min(1.0, lease.seconds / 10)
+        self._failing.discard(lease)
+        return seconds
 
     def _hang_up(self, lease: Kept) -> None:
         try:
