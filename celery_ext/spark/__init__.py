@@ -62,7 +62,9 @@ def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any)
     from .source.columns import COLUMNS, check_columns
 
     ReadOptions.parse(options)
-    names = columns or tuple(COLUMNS)
+    names = (columns,) if isinstance(columns, str) else tuple(columns or COLUMNS)
+    if len(set(names)) < len(names):
+        raise OptionError(f"a column is named twice in {', '.join(names)}")
     check_columns({name: COLUMNS[name].type if name in COLUMNS else "" for name in names})
     schema = ", ".join(f"{name} {COLUMNS[name].type}" for name in names)
     return spark.read.format(FORMAT).options(**as_texts(options)).schema(schema).load()
@@ -95,6 +97,7 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
     """Do with each row what an operation of `WriteOptions` says. Raises as `schedule`."""
     from pyspark.errors import AnalysisException
 
+    _adopt(df.sparkSession)
     options = {**options, "operation": operation}
     given = WriteOptions.parse(options)
     texts = as_texts({**options, "job_id": given.job_id})
@@ -118,6 +121,14 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
         raise
     with connected(given) as delayed:
         return read_report(delayed.store, given.job_id) or JobReport(given.job_id)
+
+
+def _adopt(spark: Any) -> None:
+    """Let any thread write: Spark looks for this data source in the session of its thread."""
+    from pyspark.sql import SparkSession
+
+    if isinstance(spark, SparkSession):  # not one of Spark Connect
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
 def _tell_job(error: Exception, job_id: str) -> None:

@@ -72,7 +72,23 @@ class Unreadable(str):
     """What stands for a value that Python cannot hold, such as a date after the year 9999."""
 
 
+def _in_utc(type_: pyarrow.DataType) -> pyarrow.DataType:
+    """A type whose instants are in UTC: Python may not know the zone of Spark's session."""
+    if types.is_timestamp(type_) and type_.tz is not None:
+        return pyarrow.timestamp("us", "UTC")
+    if types.is_map(type_):
+        return pyarrow.map_(type_.key_type, _in_utc(type_.item_type))
+    if types.is_list(type_):
+        return pyarrow.list_(_in_utc(type_.value_type))
+    if types.is_struct(type_):
+        return pyarrow.struct([(each.name, _in_utc(each.type)) for each in type_])
+    return type_
+
+
 def _listed(column: pyarrow.Array) -> list[Any]:
+    type_ = _in_utc(column.type)
+    if type_ != column.type:
+        column = column.cast(type_)
     try:
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError):

@@ -90,7 +90,7 @@ def whole_number(least: int, most: int, allowed: str = "") -> Taken:
             raise ValueError
         return int(value)
 
-    return Taken(read, allowed or f"a number from {least:,} to {most:,}")
+    return Taken(read, allowed or f"a whole number from {least:,} to {most:,}")
 
 
 def one_of(*names: str) -> Taken:

@@ -64,6 +64,18 @@ def test_the_backlog_by_hour(known: Callable[..., DataFrame]) -> None:
     ]
 
 
+def test_hours_of_a_session_that_begin_at_half_past(
+    spark: SparkSession, came: Arrivals, known: Any
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    try:
+        backlog, history = known(600, 600), came(*[(n * WEEK, 0, 100) for n in (1, 2, 3)])
+        found = forecasts.forecast(backlog, history, NOW, hours=1)
+        assert rows(found, "known", "samples", "expected") == [(2, 3, 102.0)]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 WEEK = 7 * 24
 
 
@@ -114,8 +126,11 @@ def test_the_notice_of_arrivals(spark: SparkSession) -> None:
     columns = "queue string, attempt int, due timestamp, scheduled_at timestamp, hour timestamp"
     hours = [(0.5, 0), (0, 0), (-0.5, 1800), (-0.49, 1800), (-30, 108_000)]
     data = [("q", 1, NEXT, NEXT + timedelta(hours=h), NEXT) for h, _ in hours]
+    latest = datetime(9999, 12, 31, tzinfo=timezone.utc)
+    data += [("far", 1, latest, NEXT, latest)]
     data += [("q", 2, NEXT, NEXT, NEXT), ("q", 1, NEXT, None, NEXT), ("q", 1, None, None, NEXT)]
     found = forecasts.arrivals(spark.createDataFrame(data, columns))
+    found = found.where("queue = 'q'")
     assert sorted(rows(found, "notice", "messages")) == [(0, 3), (1800, 2), (108_000, 1)]
 
 

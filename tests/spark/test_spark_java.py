@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -83,4 +84,11 @@ def test_nothing_is_loaded_before_it_is_used(loaded: str, unknown: set[str]) -> 
 def test_the_active_session_is_used(spark: SparkSession) -> None:
     assert session() is spark
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        with ThreadPoolExecutor() as threads:
+            assert threads.submit(session).result() is spark
+        assert spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
     assert os.environ["PYSPARK_PYTHON"] == sys.executable

@@ -187,6 +187,40 @@ def test_csv_files_with_other_columns(spark: SparkSession, url: str, tmp_path: P
         schedule(read_rows(spark, str(tmp_path), "csv"), broker=url)
 
 
+def test_the_index_of_pandas_in_csv_files(
+    spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text(f",id,task,countdown\n0,{name},t,1000000\n")
+    rows = read_rows(spark, str(tmp_path), "csv")
+    assert rows.columns == ["id", "task", "countdown"]
+    assert schedule(rows, broker=url, extra_columns="kwargs").accepted == 2
+    assert kwargs(client) == {"a": {}, "b": {}}
+    (tmp_path / "c.csv").write_text(",task,id,countdown\n0,t,c,1000000\n")
+    with pytest.raises(Exception, match="CSV header does not conform to the schema"):
+        schedule(read_rows(spark, str(tmp_path), "csv"), broker=url)
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+def test_directories_with_values_in_their_names(
+    format: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """They are text, whatever they look like."""
+    for id in ("0017", "18"):
+        rows = spark.createDataFrame([("t", "1000000")], "task string, countdown string")
+        rows.write.option("header", "true").format(format).save(f"{tmp_path}/queue=08/id={id}")
+    found = read_rows(spark, str(tmp_path), format)
+    assert sorted(found.select("id", "queue").collect()) == [("0017", "08"), ("18", "08")]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json"])
+def test_files_without_anything(suffix: str, spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    path.touch()
+    with pytest.raises(OptionError, match="has no rows"):
+        read_rows(spark, str(path))
+
+
 def test_columns_without_any_value(
     spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
 ) -> None:

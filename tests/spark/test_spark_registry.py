@@ -14,11 +14,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import redis
+from pyspark.sql.types import StructType
 
 from celery_ext.spark import forget_job, job_report, jobs
+from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink import registry
 from celery_ext.spark.sink.job_ledger import Job, JobReport, LedgerStore, keep_report
 from celery_ext.spark.sink.registry import JobRuns, JobState, Progress
+from celery_ext.spark.sink.write import BacklogWriter, RowsLost
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.spark import Run
@@ -34,6 +37,34 @@ COUNT = 2000
 def only(url: str) -> JobState:
     [found] = jobs(broker=url)
     return found
+
+
+@pytest.mark.parametrize(
+    ("operation", "rows"),
+    [
+        ("schedule", {"id": ["a", "b"], "task": ["t", "t"], "countdown": [1e9, 1e9]}),
+        ("reschedule", {"id": ["a", "b"], "countdown": [1e9, 1e9]}),
+    ],
+)
+def test_rows_that_the_server_has_lost_fail_a_job(
+    operation: str, rows: dict[str, Any], store: Store, url: str, client: redis.Redis
+) -> None:
+    store.schedule("celery", [entry(id, 4_000_000_000_000) for id in "ab"])
+    if operation == "schedule":
+        client.flushall()
+    batch = pyarrow.RecordBatch.from_pydict(rows)
+    schema = StructType()
+    for name in rows:
+        schema.add(name, "double" if name == "countdown" else "string")
+    options = {"broker": url, "job_id": "j", "operation": operation, "queue": "celery"}
+    writer = BacklogWriter(WriteOptions.parse(options), schema)
+    writer.begin()
+    written = writer.write(iter([batch]))
+    client.flushall()
+    with pytest.raises(RowsLost, match=r"lost 2 of the 2 rows that job j wrote: .* Run the job"):
+        writer.commit([written])
+    writer.abort([written])
+    assert (only(url).state, only(url).operation) == ("failed", operation)
 
 
 def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:

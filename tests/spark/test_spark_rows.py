@@ -19,7 +19,7 @@ from celery_ext.control.bulk import schedule as bulk_module
 from celery_ext.control.bulk.rows import Call, Timed
 from celery_ext.control.bulk.schedule import schedule_many
 from celery_ext.errors import BulkError
-from celery_ext.spark.arrow import iso_times, lists
+from celery_ext.spark.arrow import iso_times, lists, to_python
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink.key_ids import key_id
 from celery_ext.spark.sink.rejects import Rejects, discard, publish
@@ -410,6 +410,16 @@ def test_times() -> None:
 )
 def test_times_that_go_the_other_way(column: pa.Array) -> None:
     assert iso_times(column) is None
+
+
+def test_times_of_a_zone_that_only_spark_knows() -> None:
+    moment = pa.timestamp("us", "GMT+8")
+    types = [pa.list_(moment), pa.map_(pa.string(), moment), pa.struct([("x", pa.list_(moment))])]
+    values = [[0], [("x", 0)], {"x": [0, None]}]
+    columns = (pa.array([each, None], type_) for each, type_ in zip(values, types, strict=True))
+    found = [*map(to_python, columns)]
+    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    assert found == [[[epoch], None], [{"x": epoch}, None], [{"x": [epoch, None]}, None]]
 
 
 @pytest.mark.parametrize("value", [1, "a", 1.5, None, ETA, [{"x": 2}], {"y": {"z": 1}}, b"\xff"])

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -245,3 +246,13 @@ def test_options_are_checked_on_the_driver(spark: SparkSession, url: str) -> Non
         schedule(frame.withColumn("etaa", F.lit(1)), broker=url, extra_columns="fail")
     with pytest.raises(AnalysisException, match=r"keeps no backlog: put delayed\+ in front"):
         schedule(frame, broker=url.removeprefix("delayed+"))
+
+
+def test_any_thread_may_write(spark: SparkSession, url: str, client: redis.Redis) -> None:
+    rows = numbered(spark, 4)
+    with ThreadPoolExecutor() as threads:
+        found = threads.submit(schedule, rows, broker=url).result()
+        assert counts(found) == (4, 0, 0)
+        found = threads.submit(cancel, rows, broker=url, queue="celery").result()
+    assert counts(found) == (4, 0, 0)
+    assert check_backlog(client, "celery") == {}

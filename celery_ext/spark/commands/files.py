@@ -7,13 +7,15 @@ from pathlib import PurePath
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kombu_delayed.errors import OptionError
 
 FORMATS = ("parquet", "json", "csv")
+
+_GUESS_TYPES = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
@@ -34,14 +36,21 @@ def read_rows(spark: SparkSession, path: str, format: str | None = None) -> Data
     that are not there or not of this format.
     """
     format = format or format_of(path)
+    before = spark.conf.get(_GUESS_TYPES)
+    spark.conf.set(_GUESS_TYPES, "false")  # of directories such as id=0017: it stays text
     try:
-        return _rows(spark, path, format)
+        rows = _rows(spark, path, format)
     except AnalysisException as error:
         if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
             raise
+        rows = None
+    finally:
+        spark.conf.set(_GUESS_TYPES, before)
+    if rows is None or not rows.columns:
         raise OptionError(
-            f"{path} has no rows: there is no {format} file, or it is empty"
-        ) from None
+            f"{path} has no rows: there is no {format} file, or it is empty, or of another format"
+        )
+    return rows
 
 
 def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
@@ -51,7 +60,7 @@ def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
     if format == "csv":
         # A file with other columns than the first one is an error, not read by their numbers.
         reader = reader.option("header", "true").option("enforceSchema", "false")
-        return reader.option("escape", '"').csv(path)
+        return _without_index(reader.option("escape", '"'), path)
     # Where Spark looks for names and types, an error would not be one of its own.
     found = spark.read.option("mode", "DROPMALFORMED").json(path).schema
     text = StringType()
@@ -59,6 +68,16 @@ def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
         StructField(each.name, text if each.name in _TEXTS else each.dataType) for each in found
     ]
     return reader.schema(StructType(types)).json(path)
+
+
+def _without_index(reader: DataFrameReader, path: str) -> DataFrame:
+    """CSV files without a first column that has no name, which is the index of pandas."""
+    found = reader.csv(path)
+    if found.columns[:1] != ["_c0"]:  # as Spark calls it, and then misses in the file
+        return found
+    unnamed, *named = found.schema
+    types = [StructField("", unnamed.dataType), *named]
+    return reader.schema(StructType(types)).csv(path).drop("")
 
 
 def _parquet(spark: SparkSession, path: str) -> DataFrame:

@@ -25,7 +25,7 @@ from rich.table import Table
 from celery_ext.app.commands import all_of
 from celery_ext.spark.commands.java import session
 from celery_ext.tasks.formatting import progress_bars
-from kombu_delayed.errors import DelayedError
+from kombu_delayed.errors import DelayedError, OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +56,7 @@ class Jobs(DYMGroup):
 def meaning(error: Exception) -> str:
     """What a user has to know of an error: of one from an executor, without its traces."""
     if isinstance(error, Py4JJavaError):
-        return " ".join(_SPARK_ERROR.findall(str(error))) or str(error)
+        return " ".join(_SPARK_ERROR.findall(str(error))) or error.java_exception.toString()
     found = _PYTHON_ERROR.findall(str(error)) if isinstance(error, PySparkException) else ()
     return found[-1].strip() if found else str(error).split("\n\nJVM stacktrace")[0]
 
@@ -158,9 +158,9 @@ def run_again(job_id: str) -> Iterator[None]:
     click.echo(f"Job {job_id}", err=True)
     try:
         yield
-    except AnalysisException:  # nothing has begun
+    except (AnalysisException, OptionError):  # nothing has begun
         raise
-    except (OperationalError, PySparkException, Py4JJavaError):
+    except (DelayedError, OperationalError, PySparkException, Py4JJavaError, KeyboardInterrupt):
         click.echo(
             f"Some rows may be done. To continue, run it again with --job-id {job_id}", err=True
         )

@@ -113,7 +113,8 @@ def session(**conf: Any) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
-    if active := SparkSession.getActiveSession():
+    # Another thread than the one that has made it has no active one.
+    if active := SparkSession.getActiveSession() or SparkSession._instantiatedSession:
         return active
     if not os.environ.get("SPARK_REMOTE"):
         ensure_java()

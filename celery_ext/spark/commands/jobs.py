@@ -54,5 +54,5 @@ def forget_command(job_id: str, force: bool, **options: Any) -> None:
 
     If the job runs again, it repeats all of its rows.
     """
-    forget_job(job_id, force=force, **options)
-    click.echo(f"forgotten: {job_id}")
+    count = forget_job(job_id, force=force, **options)
+    click.echo(f"forgotten: {job_id}" if count else f"nothing is kept of job {job_id!r}")

@@ -21,14 +21,12 @@ from kombu_delayed.errors import OptionError
 from .. import FORMAT
 from ..options import ReadOptions, as_texts
 from .backtest import MEAN, backtest, chosen_factor, deviation
-from .queries import deliveries
+from .queries import HOUR_SECONDS, deliveries, part_of
 from .similar_hours import hours_of, levels, unseen
 
 __all__ = ["arrivals", "due_per_hour", "forecast", "forecast_of", "service", "workers"]
 
 LONGEST_HOURS = 24 * 35
-
-_HOUR_SECONDS = 3600
 
 #: What notices are rounded up to.
 _NOTICE_SECONDS = 300
@@ -45,7 +43,7 @@ def due_per_hour(backlog: DataFrame) -> DataFrame:
     by_minute = by_second.groupBy("queue", F.date_trunc("minute", "at").alias("at")).agg(
         F.sum("known").alias("known"), F.max("known").alias("peak_second")
     )
-    return by_minute.groupBy("queue", F.date_trunc("hour", "at").alias("hour")).agg(
+    return by_minute.groupBy("queue", part_of(F.col("at"), HOUR_SECONDS).alias("hour")).agg(
         F.sum("known").alias("known"),
         F.max("known").alias("peak_minute"),
         F.max("peak_second").alias("peak_second"),
@@ -63,7 +61,7 @@ def arrivals(happened: DataFrame) -> DataFrame:
     notice = F.when(F.col("due").isNull(), 0).otherwise(_rounded(ahead))
     return (
         happened.where("attempt = 1 and (due is null or scheduled_at is not null)")
-        .groupBy("queue", "hour", F.greatest(notice, F.lit(0)).cast("int").alias("notice"))
+        .groupBy("queue", "hour", F.greatest(notice, F.lit(0)).cast("bigint").alias("notice"))
         .agg(F.count("*").alias("messages"))
     )
 
@@ -148,7 +146,7 @@ def workers(forecast: DataFrame, service: DataFrame, target_seconds: float) -> D
     """
     if not target_seconds > 0:
         raise OptionError(f"a target is a number of seconds above 0, not {target_seconds!r}")
-    rate = F.col("high") / _HOUR_SECONDS
+    rate = F.col("high") / HOUR_SECONDS
     needed = F.udf(workers_needed, "long", useArrow=False)
     steady = needed(rate, "mean_seconds", "variation", F.lit(float(target_seconds)))
     bursts = [

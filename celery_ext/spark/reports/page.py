@@ -211,7 +211,7 @@ def page(written: _Written, target_seconds: float, title: str, has_failures: boo
         run_times=written.rows("run_times", "-run_p95_seconds", "task"),
         jobs=written.rows("jobs", "-last_at", "job"),
         failures=written.rows("failures", "-failures", "task") if has_failures else None,
-        unnamed=[row["worker"] for row in workers if "@" not in row["worker"]],
+        unnamed=[row["worker"] for row in workers if "@" not in (row["worker"] or "")],
         tiles=_tiles(total),
         plots={
             "lateness": Markup(

@@ -25,6 +25,8 @@ EDGES_SECONDS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1
 #: In parts of this length a time is shown, so that there are at most about so many of them.
 PARTS_SECONDS, MOST_PARTS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400), 150
 
+HOUR_SECONDS = 3600
+
 _SCHEDULES = ("scheduled", "rescheduled")
 _MESSAGE = ("queue", "id")
 
@@ -72,7 +74,7 @@ def deliveries(events: DataFrame) -> DataFrame:
             F.col("_end.at").alias("ended_at"),
             _seconds("due", "at").alias("lateness_seconds"),
             F.when(F.col("_end.event") == "acked", _seconds("at", "_end.at")).alias("run_seconds"),
-            F.date_trunc("hour", F.coalesce("due", "at")).alias("hour"),
+            part_of(F.coalesce("due", "at"), HOUR_SECONDS).alias("hour"),
         )
     )
 
@@ -116,7 +118,7 @@ def _share(part: str, whole: str) -> Column:
 def throughput(events: DataFrame, *by: str) -> DataFrame:
     """Number of events of each kind in each hour."""
     counts = [F.count_if(F.col("event") == name).alias(name) for name in EVENTS]
-    return events.groupBy(F.date_trunc("hour", "at").alias("hour"), *by).agg(*counts)
+    return events.groupBy(part_of(F.col("at"), HOUR_SECONDS).alias("hour"), *by).agg(*counts)
 
 
 def rates(deliveries: DataFrame, *by: str) -> DataFrame:
@@ -226,19 +228,20 @@ def span_seconds(deliveries: DataFrame) -> float:
     return (end - begin) / 1000.0 if begin is not None else 0.0
 
 
-def _part(time: Column, seconds: int) -> Column:
-    return F.timestamp_seconds(F.floor(F.unix_seconds(time) / seconds) * seconds).alias("part")
+def part_of(time: Column, seconds: int) -> Column:
+    """When the part of so many seconds began in which a time is, in any session's time zone."""
+    return F.timestamp_seconds(F.floor(F.unix_seconds(time) / seconds) * seconds)
 
 
 def lateness_over_time(deliveries: DataFrame, seconds: int) -> DataFrame:
     """The lateness of messages that were due in each interval."""
-    parts = deliveries.withColumn("part", _part(F.col("due"), seconds))
+    parts = deliveries.withColumn("part", part_of(F.col("due"), seconds))
     return lateness(parts, "part")
 
 
 def deliveries_over_time(deliveries: DataFrame, seconds: int) -> DataFrame:
     """Deliveries in each interval, and how many of them ended in a dead letter."""
-    parts = deliveries.groupBy(_part(F.col("delivered_at"), seconds))
+    parts = deliveries.groupBy(part_of(F.col("delivered_at"), seconds).alias("part"))
     dead = F.count_if(F.col("ended") == "buried").alias("dead")
     return parts.agg(F.count("*").alias("delivered"), dead)
 

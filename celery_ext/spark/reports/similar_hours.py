@@ -7,6 +7,8 @@ from datetime import datetime, timedelta, timezone
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from .queries import HOUR_SECONDS, part_of
+
 #: Days of history from which on each hour of the week, or of the day, is looked at by itself.
 WEEKLY_DAYS, DAILY_DAYS = 14, 2
 
@@ -37,7 +39,7 @@ def unseen(cells: DataFrame, hours: DataFrame, arrivals: DataFrame) -> DataFrame
     A cell is an hour of a queue as it is expected at `origin`, where messages for it that are still
     to come have a notice of at most `lead` seconds. Only hours before the origin's are looked at.
     """
-    begun = F.date_trunc("hour", "origin")
+    begun = part_of(F.col("origin"), HOUR_SECONDS)
     last = begun - F.expr("INTERVAL 1 HOUR")
     days = F.datediff(last, "first")
     is_alike = (F.col("past") < begun) & (slot("hour", days) == slot("past", days))
@@ -64,8 +66,8 @@ def levels(origins: DataFrame, hours: DataFrame, arrivals: DataFrame) -> DataFra
     `level` and `growth` are 1 where there is too little of a queue to tell.
     """
     first = hours.agg(F.min("first").alias("first"))
-    age = F.unix_timestamp(F.date_trunc("hour", "origin")) - F.unix_timestamp("hour")
-    known = F.unix_timestamp(F.date_trunc("hour", "origin")) - F.unix_timestamp("first")
+    begun = F.unix_timestamp(part_of(F.col("origin"), HOUR_SECONDS))
+    age, known = begun - F.unix_timestamp("hour"), begun - F.unix_timestamp("first")
     total = arrivals.groupBy("queue", "hour").agg(F.sum("messages").alias("messages"))
     of_week = lambda n: F.sum(  # noqa: E731
         F.when((age > n * _WEEK_SECONDS) & (age <= (n + 1) * _WEEK_SECONDS), F.col("messages"))

@@ -87,21 +87,27 @@ def begin(store: Store, job: Job, label: str, total_rows: int = 0) -> None:
     On a full server a job that makes room goes on, though it is not listed.
     """
     prefix = store.keys("").prefix
-    fields = {"id": job.id, "operation": job.operation, "state": RUNNING}
+    fields = {"state": RUNNING, "label": label[:_LABEL_LENGTH]}
     if total_rows:
         fields["total_rows"] = str(total_rows)
-    _note(store, job, {**fields, "label": label[:_LABEL_LENGTH]}, begins=1)
+    _note(store, job, fields, begins=1)
     try:
-        store.run("ZADD", jobs(prefix), round(time.time() * 1000), job.ledger)
+        _list(store, job)
     except ResponseError as error:
         if job.operation != CANCEL or not isinstance(translate(error), ServerFull):
             raise
     store.run("ZREMRANGEBYRANK", jobs(prefix), 0, -JOBS - 1)
 
 
+def _list(store: Store, job: Job) -> None:
+    key = jobs(store.keys("").prefix)
+    store.run("ZADD", key, round(time.time() * 1000), job.ledger)
+
+
 def end(store: Store, job: Job, report: JobReport | None) -> None:
     """Note what a job has done; None: it has failed."""
     if report is None:
+        _list(store, job)  # again, where the server has lost its data
         _note(store, job, {"state": FAILED})
         return
     counts = {name: str(getattr(report, name)) for name in _COUNTS}
@@ -111,6 +117,7 @@ def end(store: Store, job: Job, report: JobReport | None) -> None:
 def _note(
     store: Store, job: Job, fields: Mapping[str, str], *, begins: int = 0, rows: int = 0
 ) -> None:
+    what = {"id": job.id, "operation": job.operation, **fields}
     script("note_job")(
         store.run,
         state=job_state(job.ledger, store.keys("").prefix),
@@ -118,7 +125,7 @@ def _note(
         begins=begins,
         rows=rows,
         kept_seconds=job.seconds,
-        fields=[text for pair in fields.items() for text in pair],
+        fields=[text for pair in what.items() for text in pair],
     )
 
 
@@ -166,7 +173,7 @@ def _read(store: Store, ledger: str) -> JobState | None:
     if state == RUNNING and silent_ms > SILENT_SECONDS * 1000:
         state = SILENT
     times = from_ms(begun_ms), from_ms(heard_ms)
-    return JobState(job_id, operation, label, state, *times, rows, *counts)
+    return JobState(job_id, operation, label or "", state, *times, rows, *counts)
 
 
 def forget(store: Store, job_id: str, *, force: bool = False) -> int:

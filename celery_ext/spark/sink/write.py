@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
 from kombu_delayed.connection.commands import numbers
-from kombu_delayed.errors import OptionError
+from kombu_delayed.errors import DelayedError, OptionError
 from kombu_delayed.inspection.restore_placement import by_shard
 from kombu_delayed.store.calls.scripts import Call, whole
 from kombu_delayed.store.calls.shards import is_shard, queue_of
@@ -40,11 +40,20 @@ from .rows import Rows
 logger = logging.getLogger(__name__)
 
 
+class RowsLost(DelayedError):
+    """The broker has lost rows that a job has written."""
+
+
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has done. `changed` are messages by shard, `rows` those not refused."""
+    """What one task has done.
+
+    `changed` are messages by shard, `rows` those not refused, `accepted` those that the broker has
+    said to have done.
+    """
 
     rows: int = 0
+    accepted: int = 0
     refused: int = 0
     changed: dict[str, int] = field(default_factory=dict)
     rejects: str = ""
@@ -146,7 +155,8 @@ class BacklogWriter(DataSourceArrowWriter):
             store=store,
             on_refused=lambda refused: rejects.add(rows.current, refused.reason),
         )
-        return Written(report.accepted + report.already, 0, dict.fromkeys(store.queues, 0))
+        changed = dict.fromkeys(store.queues, 0)
+        return Written(report.accepted + report.already, report.accepted, changed=changed)
 
     def _change(self, store: LedgerStore, rows: Iterable[tuple[Any, ...]], pace: Pace) -> Written:
         written = Written()
@@ -154,10 +164,12 @@ class BacklogWriter(DataSourceArrowWriter):
 
         def count(shard: str, answer: bytes) -> None:
             counts = numbers(answer)
-            if is_restore:
+            if is_restore:  # how many are there now, and how many were before
                 written.rows += sum(counts)
+                counts = counts[:1]
             elif not is_shard(shard):  # each is looked for in all of them
                 written.rows += len(counts)
+            written.accepted += sum(counts)
             written.changed[shard] = written.changed.get(shard, 0) + sum(counts)
 
         pipeline = Pipeline(store, count)
@@ -207,11 +219,12 @@ class BacklogWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when all tasks are done: count, and let refused rows be seen."""
         written = [each for each in messages if isinstance(each, Written)]
-        if self.options.rejects:
-            names = [each.rejects for each in written if each.rejects]
-            publish(self.options.rejects, names, self.job.run)
         with connected(self.options, waits=True) as delayed:
             report = self._report(delayed.store, written)
+            self._check_kept(report, sum(each.accepted for each in written))
+            if self.options.rejects:
+                names = [each.rejects for each in written if each.rejects]
+                publish(self.options.rejects, names, self.job.run)
             keep_report(delayed.store, self.job, report)
             if self.is_listed:
                 end(delayed.store, self.job, report)
@@ -240,6 +253,15 @@ class BacklogWriter(DataSourceArrowWriter):
         already = max(0, sum(each.rows for each in written) - accepted)
         refused = sum(each.refused for each in written)
         return JobReport(self.job.id, accepted, already, refused, queues, self.dropped)
+
+    def _check_kept(self, report: JobReport, accepted: int) -> None:
+        """Raises RowsLost where the broker knows less than it has said to the tasks."""
+        if self.options.operation != CANCEL and report.accepted < accepted:
+            raise RowsLost(
+                f"the broker has lost {accepted - report.accepted:,} of the {accepted:,} rows that "
+                f"job {self.job.id} wrote: it was started without its latest data, or a failover "
+                "lost them. Run the job again with the same job_id to write them again"
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver, when the write has failed: what is done stays, and is not done again."""

@@ -9,10 +9,8 @@
 -- returns nothing; O(fields)
 redis.call('HDEL', state, '')  -- a full server lets a script write that has freed memory first
 local now_text = string.format('%.0f', now_ms)
-if begins == '1' then
-  redis.call('DEL', state)
-  redis.call('HSET', state, 'begun_ms', now_text)
-end
+if begins == '1' then redis.call('DEL', state) end
+redis.call('HSETNX', state, 'begun_ms', now_text)  -- a server that has lost its data hears of it later
 if #fields > 0 then redis.call('HSET', state, unpack(fields)) end
 redis.call('HINCRBY', state, 'rows', rows)
 redis.call('HSET', state, 'heard_ms', now_text, 'kept_seconds', kept_seconds)
