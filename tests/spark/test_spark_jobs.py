@@ -247,3 +247,12 @@ def test_formats() -> None:
     for path in ("a.csv/b", "a"):
         with pytest.raises(OptionError, match="name the format, parquet or json or csv"):
             format_of(path)
+
+
+def test_an_error_of_java_s_is_one_line(run: Run, url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = run("archive", "-b", url, "--path", f"{tmp_path}/file/archive")
+    assert found.exit_code == 1
+    [told] = [line for line in found.output.splitlines() if line.startswith("Error: ")]
+    assert str(tmp_path) in told
+    assert "\tat " not in found.output
