@@ -113,9 +113,11 @@ def session(**conf: Any) -> SparkSession:
     """
     from pyspark.sql import SparkSession
 
-    # Another thread than the one that has made it has no active one.
-    if active := SparkSession.getActiveSession() or SparkSession._instantiatedSession:
+    if active := SparkSession.getActiveSession():
         return active
+    made = SparkSession._instantiatedSession  # in another thread, which alone has it as active
+    if made is not None and made._sc._jsc is not None:
+        return made
     if not os.environ.get("SPARK_REMOTE"):
         ensure_java()
     # Spark's workers would take the python3 of the PATH, which may lack what this one has.
