@@ -7,13 +7,13 @@ processes that know no newer one would stop.
 - 1: all payloads of a queue are in one hash.
 - 2: a hash that becomes large is spread over several keys.
 
-A database without a version gets the newest one.
+A database without a version gets the newest one, unless it has messages of 0.1.0, which wrote none.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
@@ -34,23 +34,39 @@ LOOK_SECONDS = 30.0
 
 _VERSION = re.compile(rb"(\d+)\.(\d+)")
 
+#: Keys of a queue that say that a database is in use, and those that only newer formats have.
+_IN_USE = re.compile(rb"\}:(consumers|dead|messages|partitions)$")
+_SPREAD = b":buckets"
+
+#: Keys that one call looks at.
+_KEYS = 5_000
+
 #: Refusals of the write: a full server, a replica, a user who may only read.
 _REFUSED = (ResponseError, ServerFull, ServerNotReady)
 
+Send = Callable[..., Any]
+
 
 class Format:
-    """Where a database has its version, and whether this package can work with it."""
+    """Where a database has its version, and whether this package can work with it.
 
-    def __init__(self, key: str) -> None:
+    `keys` is the pattern of all keys of its queues.
+    """
+
+    def __init__(self, key: str, keys: str) -> None:
         self.key = key
+        self._keys = keys
         #: The major version that the database has; 0: it has not been asked yet.
         self.major = 0
         #: Whether large hashes may be spread over several keys. Each script call reads it.
         self.has_buckets = False
         self._is_forbidden = False
 
-    def look(self, send: Callable[..., Any]) -> None:
-        """Ask with `send`, and write the version where there is none. Raises FormatError."""
+    def look(self, send: Send, servers: Callable[[], Iterable[Send]] | None = None) -> None:
+        """Ask with `send`, and write the version where there is none. Raises FormatError.
+
+        `servers` are those that have queues, where there are several.
+        """
         try:
             found = send("GET", self.key)
         except NoPermissionError as error:
@@ -60,12 +76,32 @@ class Format:
             self._found(check(found))
             return
         try:
-            send("SET", self.key, f"{MAJOR}.{MINOR}", "NX")
+            # One that was known before has been deleted, with the data or without it.
+            major = self.major or self._major_of_data(servers() if servers else [send])
+            send("SET", self.key, f"{MAJOR}.{MINOR}" if major == MAJOR else f"{major}.0", "NX")
+            found = send("GET", self.key)  # another process may have been faster
         except _REFUSED:
             return
-        self._found(MAJOR)
+        self._found(major if found is None else check(found))
 
-    def upgrade(self, send: Callable[..., Any]) -> bool:
+    def _major_of_data(self, servers: Iterable[Send]) -> int:
+        """The newest one, or 1 where a queue is in use and nothing in it is spread over keys.
+
+        All key names are looked at, once in the life of a database.
+        """
+        major = MAJOR
+        for send in servers:
+            cursor, more = b"0", True
+            while more:
+                cursor, page = send("SCAN", cursor, "MATCH", self._keys, "COUNT", _KEYS)
+                if any(key.endswith(_SPREAD) for key in page):
+                    return MAJOR
+                if any(map(_IN_USE.search, page)):
+                    major = 1
+                more = int(cursor) != 0
+        return major
+
+    def upgrade(self, send: Send) -> bool:
         """Raise the version to this package's; returns whether it was lower. Raises FormatError."""
         self.look(send)
         if self.major == MAJOR:

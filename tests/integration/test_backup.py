@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
-from celery_ext.control.backup.file import MAGIC
+from celery_ext.control.backup.file import MAGIC, writing
 from celery_ext.control.backup.transfer import RestoreReport, inspect, restore
 from celery_ext.errors import BackupError, QueryError
 from kombu_delayed.inspection import backlog as backlog_module
@@ -259,3 +260,16 @@ def test_a_broker_that_ends(kind: str, connect: Connect, path: Path, tmp_path: P
         target.backup(path)
         with pytest.raises(OperationalError, match="Restore the file again"):
             restore(target, path, progress=lambda count: other.kill())
+
+
+def test_a_backup_follows_links_and_takes_only_files(tmp_path: Path) -> None:
+    (tmp_path / "monday").write_bytes(b"")
+    (tmp_path / "latest").symlink_to(tmp_path / "monday")
+    with writing(tmp_path / "latest"):
+        pass
+    assert (tmp_path / "latest").is_symlink()
+    assert (tmp_path / "monday").stat().st_size > 0
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(BackupError, match="is not a file"), writing(tmp_path / name):
+            pass

@@ -13,6 +13,7 @@ from kombu import Consumer, Queue
 from celery_ext.http.service.create_once import KEPT_SECONDS, OnceStore
 from kombu_delayed.inspection.doctor import Doctor, consumers, examination
 from kombu_delayed.store.store import Store
+from tests.kit.claims import deliver
 from tests.kit.inbox import Connect
 from tests.kit.state import dead_state, entry, note, state
 
@@ -155,8 +156,10 @@ def test_unique_keys_that_point_to_nothing(
 
 def test_unique_keys_that_moves_leave(store: Store, client: redis.Redis) -> None:
     """They are cleared in passing, so nothing is wrong."""
-    keep_unique(store, *"ab")
-    store.purge("q")
+    keep_unique(store, *"a")
+    before, store.now = store.now, "2000"
+    deliver(store, lease_ms=0)
+    store.now = before
     keep_unique(store, *"b")
     assert wrong(store) == set()
     assert examine(store) == {"leftover": (1, 0)}

@@ -65,6 +65,38 @@ def test_versions(found: bytes, is_known: bool) -> None:
         format.check(found)
 
 
+@pytest.mark.parametrize(
+    ("keys", "version"),
+    [
+        (["{mail}:partitions"], b"1.0"),
+        (["{mail}:messages", "{mail}:events"], b"1.0"),
+        (["{mail}:dead"], b"1.0"),
+        (["{mail}:consumers", "{other}:wake"], b"1.0"),
+        (["{mail}:consumers", "{mail}:messages", "{mail}:messages:buckets"], b"2.0"),
+        (["_kombu.binding.mail", "mail", "unacked", "unacked_index", "mail:messages"], b"2.0"),
+        (["shop:{mail}:messages", "{mail}:events"], b"2.0"),
+    ],
+)
+def test_a_database_that_is_in_use_has_the_format_of_its_first_release(
+    keys: list[str], version: bytes, connect: Connect, client: redis.Redis
+) -> None:
+    """Processes of 0.1.0, which write no version, would not find what they look for."""
+    for key in keys:
+        client.hset(key, "field", "value")
+    connect().default_channel.store.size("other")
+    assert client.get(KEY) == version
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_version_that_was_deleted_is_written_again(connect: Connect, client: redis.Redis) -> None:
+    connection = connect()
+    publish(connection)
+    client.zadd("{mail}:consumers", {"w": 1})
+    client.delete(KEY)
+    publish(connection)
+    assert client.get(KEY) == b"2.0"
+
+
 @pytest.mark.parametrize(("prefix", "other"), [("", "shop:"), ("shop:", "")])
 def test_each_prefix_has_its_own_version(
     connect: Connect, client: redis.Redis, prefix: str, other: str

@@ -130,7 +130,9 @@ def _json(facts: dict[str, Any]) -> bytes:
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
     """A file that takes its name when it is whole and on disk; until then it has one of its own."""
-    target = Path(path)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise BackupError(f"{path} is not a file: name one to write the backup to")
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
         with open(part, "xb") as file, ThreadPoolExecutor(1, "backup") as thread:

@@ -130,7 +130,7 @@ class ClusterConnection(ServerConnection):
         self._format_at = monotonic() + FORMAT_SECONDS
         try:
             if self.format is not None:
-                self.format.look(self._route)
+                self.format.look(self._route, self.everywhere)
         except UNREACHABLE:
             return
         except BaseException:

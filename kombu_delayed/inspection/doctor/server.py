@@ -25,7 +25,7 @@ def examine_format(store: Store) -> Finding | None:
     """
     if store.format is None:
         return None
-    store.format.look(store.run)
+    store.format.look(store.run, store.run.everywhere)
     if store.format.major in (0, MAJOR):
         return None
     text = (

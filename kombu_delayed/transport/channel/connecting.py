@@ -24,7 +24,7 @@ from ...embedded import server as embedded
 from ...embedded.connection import EmbeddedConnection
 from ...errors import CompressionError, OptionError, ServerNotReady, UrlError, translate
 from ...message import zstd
-from ...store.keys import format_version
+from ...store.keys import format_version, literal
 from ...store.store import Limits, Store
 from .. import server_checks
 from ..tls import TlsConnection
@@ -88,7 +88,9 @@ class ConnectingChannel(stock.Channel):
             event_limit=options.events,
             shards=options.shards,
             replicas=self._replicas(),
-            format=Format(format_version(self.global_keyprefix)),
+            format=Format(
+                format_version(self.global_keyprefix), literal(self.global_keyprefix) + "{*}:*"
+            ),
             compression=self._compression(),
         )
 
