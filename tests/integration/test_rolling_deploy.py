@@ -127,6 +127,21 @@ def test_the_other_version_takes_over(
         assert {id for id, by in started(ledger).items() if len(by) > 1} <= executed
 
 
+def test_a_large_queue_stays_where_both_find_its_messages(
+    senders: list[Callable[..., str]], client: redis.Redis
+) -> None:
+    """Though no worker of the previous version, which would be seen, consumes it."""
+    old, new = senders
+    unique = {"delayed_unique": "k", "delayed_conflict": "replace"}
+    old("record", queue="mail", countdown=3600)
+    for _ in range(300):
+        new("record", queue="mail", countdown=3600, kwargs={"text": "x" * 2000})
+    new("record", queue="mail", countdown=3600, headers=unique)
+    assert client.hlen("{mail}:messages") == 302
+    old("record", queue="mail", countdown=3600, headers=unique)
+    assert client.hlen("{mail}:messages") == 302
+
+
 @pytest.mark.parametrize("first", ["old", "new"])
 def test_a_fleet_is_replaced(
     previous: Previous,
