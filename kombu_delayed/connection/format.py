@@ -7,7 +7,7 @@ processes that know no newer one would stop.
 - 1: all payloads of a queue are in one hash.
 - 2: a hash that becomes large is spread over several keys.
 
-A database without a version gets the newest one, unless it has messages of 0.1.0, which wrote none.
+A database without a version gets the newest one, or 1 if it has queues: release 0.1.0 wrote none.
 """
 
 from __future__ import annotations

@@ -107,8 +107,8 @@ def _list(store: Store, job: Job) -> None:
 def end(store: Store, job: Job, report: JobReport | None) -> None:
     """Note what a job has done; None: it has failed."""
     if report is None:
-        _list(store, job)  # again, where the server has lost its data
         _note(store, job, {"state": FAILED})
+        _list(store, job)  # again, where the server has lost its data
         return
     counts = {name: str(getattr(report, name)) for name in _COUNTS}
     _note(store, job, {"state": ENDED, **counts})

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -67,6 +68,7 @@ class BacklogWriter(DataSourceArrowWriter):
         check({each.name: each.dataType.simpleString() for each in schema.fields}, options)
         self.options = options
         self.dropped = dropped_columns(schema.names, options)
+        self._began = monotonic()
         #: How uneven the network is, for all tasks: they cannot tell while others write.
         self.jitter_seconds = 0.0
         #: Batches of a stream are not listed: Spark's own interface shows them.
@@ -255,8 +257,12 @@ class BacklogWriter(DataSourceArrowWriter):
         return JobReport(self.job.id, accepted, already, refused, queues, self.dropped)
 
     def _check_kept(self, report: JobReport, accepted: int) -> None:
-        """Raises RowsLost where the broker knows less than it has said to the tasks."""
-        if self.options.operation != CANCEL and report.accepted < accepted:
+        """Raises RowsLost where the broker knows less than it has said to the tasks.
+
+        Of a job that takes longer than its ledgers are kept it may know less.
+        """
+        is_kept = self.options.operation != CANCEL and monotonic() - self._began < self.job.seconds
+        if is_kept and report.accepted < accepted:
             raise RowsLost(
                 f"the broker has lost {accepted - report.accepted:,} of the {accepted:,} rows that "
                 f"job {self.job.id} wrote: it was started without its latest data, or a failover "
