@@ -33,6 +33,7 @@ from celery_ext.tasks.formatting import tasks_word
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.store.calls import caller
+from kombu_delayed.store.store import Entry
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
 from tests.kit.servers import Server, free_port
@@ -554,8 +555,9 @@ def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     text = cli.text("doctor", "--fix")
     assert "dropped from the index" in text
     assert "doctor --fix" not in text
-    cli.send("five", HOUR, headers={"delayed_unique": "k"})
-    cli.backlog.cancel("five")  # leaves its key until another task comes
+    store = cli.backlog.store
+    store.schedule_unique("celery", Entry("five", 0, "{}", "+60000"), "k", "refuse")
+    cli.backlog.cancel("five")  # leaves its key, of which it has no header
     found = cli.json("doctor")
     assert (found["healthy"], [each["kind"] for each in found["findings"]]) == (True, ["leftover"])
 
