@@ -25,7 +25,7 @@ from tests.kit.workers import ROOT, Worker
 pytestmark = pytest.mark.thorough
 
 #: What workers on our broker have of their own.
-WATCHED = "['Events', 'GiveBack', 'OwnRequests', 'OwnTasks', 'RemoteControlLoop']\n"
+WATCHED = "['Events', 'GiveBack', 'OwnRequests', 'OwnTasks', 'RemoteControlLoop', 'Replacing']\n"
 
 
 @pytest.fixture(scope="module")
