@@ -98,10 +98,10 @@ class Session:
 
     def leave(self, queues: set[str]) -> dict[str, BaseException]:
         """Give back what is not acked and not running; returns the errors of queues."""
+        slots = self.qos.slots
+        slots.shared.leave_with(slots.of_tasks)  # also if the broker is away
         self.qos.release_failed()
         self.qos.outbox.settle(self.store, self.lease)  # leaving gives back what is not acked yet
-        slots = self.qos.slots
-        slots.shared.leave_with(slots.of_tasks)
         slots.shared.tell(self.store, self.lease.consumer, self.lease.ms)
         errors = self.store.leases.leave_all([*queues], self.lease.consumer, slots.running)
         with suppress(*UNREACHABLE):  # nobody may come who looks after them later
