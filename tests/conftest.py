@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from kombu import pools
 
 from kombu_delayed.consumer.lease import keeper
 from kombu_delayed.store.store import Store
@@ -52,9 +51,8 @@ def _log_level() -> Iterator[None]:
 
 @pytest.fixture
 def server(shared_server: Server) -> Server:
-    """A real server without any key, and no connection that knew it before."""
+    """A real server without any key."""
     _forget_leases(shared_server)
-    pools.reset()
     with shared_server.client() as client:
         client.flushall()
     return shared_server

@@ -22,6 +22,7 @@ import redis
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
+from kombu import pools
 from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
@@ -101,6 +102,7 @@ class Cli:
 
 @pytest.fixture
 def empty(server: Server, client: redis.Redis) -> Iterator[Cli]:
+    pools.reset()  # no connection that knew the server before it was emptied
     with make_app(Settings(f"delayed+{server.url}")) as app:
         backlog = Delayed(app)
         yield Cli(app, client, backlog)
