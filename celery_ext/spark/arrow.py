@@ -80,6 +80,8 @@ def _in_utc(type_: pyarrow.DataType) -> pyarrow.DataType:
         return pyarrow.map_(type_.key_type, _in_utc(type_.item_type))
     if types.is_list(type_):
         return pyarrow.list_(_in_utc(type_.value_type))
+    if types.is_large_list(type_):
+        return pyarrow.large_list(_in_utc(type_.value_type))
     if types.is_struct(type_):
         return pyarrow.struct([(each.name, _in_utc(each.type)) for each in type_])
     return type_

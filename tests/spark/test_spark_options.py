@@ -49,7 +49,7 @@ def test_taken(given: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"due_from": "2100-01-02", "due_to": "2100-01-01"}, "due_from is later than due_to"),
         (
             {"rows_per_task": "0"},
-            "option rows_per_task takes a whole number from 1 to",
+            "option rows_per_task takes a whole number from 1 to 10,000,000, not",
         ),
         ({"transport_options": "[]"}, "option transport_options takes a JSON object, not what was"),
         (

@@ -414,12 +414,14 @@ def test_times_that_go_the_other_way(column: pa.Array) -> None:
 
 def test_times_of_a_zone_that_only_spark_knows() -> None:
     moment = pa.timestamp("us", "GMT+8")
-    types = [pa.list_(moment), pa.map_(pa.string(), moment), pa.struct([("x", pa.list_(moment))])]
-    values = [[0], [("x", 0)], {"x": [0, None]}]
+    types = [pa.list_(moment), pa.large_list(moment), pa.map_(pa.string(), moment)]
+    types.append(pa.struct([("x", pa.list_(moment))]))
+    values = [[0], [0], [("x", 0)], {"x": [0, None]}]
     columns = (pa.array([each, None], type_) for each, type_ in zip(values, types, strict=True))
     found = [*map(to_python, columns)]
     epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
-    assert found == [[[epoch], None], [{"x": epoch}, None], [{"x": [epoch, None]}, None]]
+    expected = [[epoch], [epoch], {"x": epoch}, {"x": [epoch, None]}]
+    assert found == [[each, None] for each in expected]
 
 
 @pytest.mark.parametrize("value", [1, "a", 1.5, None, ETA, [{"x": 2}], {"y": {"z": 1}}, b"\xff"])
