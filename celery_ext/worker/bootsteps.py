@@ -156,18 +156,13 @@ class Replacing(bootsteps.StartStopStep):
         """Have each end of a process looked at until another one has its place."""
         pool = getattr(parent.pool, "_pool", None)
         if hasattr(pool, "_event_process_exit"):
-            vars(pool)["_event_process_exit"] = partial(_on_exit, pool)
+            vars(pool)["_event_process_exit"] = partial(_look, pool, EXIT_LOOKS)
 
 
-def _on_exit(pool: Any, hub: Any, process: Any) -> None:
+def _look(pool: Any, looks: int, hub: Any, process: Any) -> None:
     type(pool)._event_process_exit(pool, hub, process)
-    _look_again(pool, hub, process, EXIT_LOOKS)
-
-
-def _look_again(pool: Any, hub: Any, process: Any, looks: int) -> None:
     if looks and process in pool._pool:
-        pool.maintain_pool()
-        hub.call_later(EXIT_SECONDS, _look_again, pool, hub, process, looks - 1)
+        hub.call_later(EXIT_SECONDS, _look, pool, looks - 1, hub, process)
 
 
 class GiveBack(bootsteps.StartStopStep):

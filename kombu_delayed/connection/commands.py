@@ -69,6 +69,15 @@ def numbers(answer: bytes) -> list[int]:
     return list(map(int, answer.split()))
 
 
+def keys_like(send: Callable[..., Any], pattern: str, count: int) -> Iterator[bytes]:
+    """Keys of one server that a pattern of SCAN matches, about `count` a call; some repeatedly."""
+    cursor, more = b"0", True
+    while more:
+        cursor, page = send("SCAN", cursor, "MATCH", pattern, "COUNT", count)
+        yield from page
+        more = int(cursor) != 0
+
+
 @dataclass(frozen=True)
 class Replicas:
     """How many replicas are to have what was written, and how long that may take."""

@@ -19,6 +19,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ..errors import FormatError, ServerFull, ServerNotReady
+from .commands import keys_like
 from .native import get_logger
 
 logger = get_logger(__name__)
@@ -91,14 +92,11 @@ class Format:
         """
         major = MAJOR
         for send in servers:
-            cursor, more = b"0", True
-            while more:
-                cursor, page = send("SCAN", cursor, "MATCH", self._keys, "COUNT", _KEYS)
-                if any(key.endswith(_SPREAD) for key in page):
+            for key in keys_like(send, self._keys, _KEYS):
+                if key.endswith(_SPREAD):
                     return MAJOR
-                if any(map(_IN_USE.search, page)):
+                if _IN_USE.search(key):
                     major = 1
-                more = int(cursor) != 0
         return major
 
     def upgrade(self, send: Send) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ..connection.commands import numbers
+from ..connection.commands import keys_like, numbers
 from ..errors import MessageError
 from ..message.compressing import expand
 from ..message.envelope import Kept, open_kept, step_char
@@ -309,14 +309,7 @@ def waiting_of(store: Store, queue: str, member: str, record: bytes) -> Waiting:
 def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
     """Keys that begin with a prefix and go on as a pattern of SCAN says, some more than once."""
     for server in store.run.everywhere():
-        cursor = b"0"
-        while True:
-            cursor, page = server(
-                "SCAN", cursor, "MATCH", literal(prefix) + pattern, "COUNT", PAGE_SIZE
-            )
-            yield from page
-            if int(cursor) == 0:
-                break
+        yield from keys_like(server, literal(prefix) + pattern, PAGE_SIZE)
 
 
 def queues(store: Store) -> set[str]:
