@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import pools
 
 from tests.kit.ledger import Ledger
 from tests.kit.previous import Previous, install_previous
@@ -40,6 +41,7 @@ def settings(server: Server, ledger: Ledger) -> Settings:
 @pytest.fixture
 def senders(previous: Previous, settings: Settings) -> Iterator[list[Callable[..., str]]]:
     """One producer of each version: called with a task's name and the options of `send_task`."""
+    pools.reset()  # no connection that knew the server before it was emptied
     with ExitStack() as stack:
         app = stack.enter_context(make_app(settings))
         old = stack.enter_context(previous.producer(settings))
