@@ -19,6 +19,7 @@ from kombu_delayed.inspection.ready.index import ReadyIndex
 from kombu_delayed.store.calls.shards import queue_of
 
 from ..errors import QueryError
+from ..tasks.query import ids_of
 from ..tasks.results import keeps_results, store_revoked
 from ..tasks.task_info import TaskInfo
 from . import signals
@@ -86,9 +87,11 @@ class Queues(Broker):
     ) -> Iterator[Sequence[str]]:
         """The shards to look into for some ids: those of a queue, or of each of the app's queues.
 
-        Where some are in none of the app's queues, the others that there are come then.
+        Where some are in none of the app's queues, the others that there are come then. Raises
+        QueryError for what is not an id.
         """
         shards = self.store.shards
+        ids = ids_of(ids)
         if queue:
             yield from filter(None, [shards.all(queue)])
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from kombu_delayed.inspection.dead_letters import DeadLetters
@@ -11,6 +11,7 @@ from kombu_delayed.store.store import Store
 from ..app.broker import Broker
 from ..app.queues import Queues
 from ..tasks.dead_task import DeadTask
+from ..tasks.query import ids_of
 from ..tasks.times import to_ms
 
 
@@ -45,7 +46,7 @@ class Dead:
     def show(self, task_id: str, queue: str | None = None) -> DeadTask | None:
         """The dead letter of a task, or None."""
         for letters in self._each(queue):
-            if (letter := letters.get(task_id)) is not None:
+            if (letter := letters.get(*ids_of([task_id]))) is not None:
                 return DeadTask(letters.queue, letter)
         return None
 
@@ -61,14 +62,10 @@ class Dead:
         """
         if at is not None:
             to_ms("at", at)
-        given = _several(ids)
+        given = None if ids is None else ids_of(ids)
         return sum(letters.replay(given, at) for letters in self._each(queue))
 
     def purge(self, ids: Iterable[str] | None = None, queue: str | None = None) -> int:
         """Delete some or all dead letters. Returns their number."""
-        given = _several(ids)
+        given = None if ids is None else ids_of(ids)
         return sum(letters.purge(given) for letters in self._each(queue))
-
-
-def _several(ids: Iterable[str] | None) -> Sequence[str] | None:
-    return [ids] if isinstance(ids, str) else None if ids is None else [*ids]

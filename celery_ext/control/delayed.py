@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ from ..app.queues import Queues
 from ..errors import QueryError
 from ..tasks.history import TaskHistory
 from ..tasks.progress import Progress
-from ..tasks.query import Query
+from ..tasks.query import Query, ids_of, query_of, selects_ready
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import Length, from_now_ms, to_ms
 from .answers.expectations import Expectations
@@ -103,7 +102,7 @@ class Delayed(Queues):
 
     def cancel_ids(self, task_ids: Iterable[str], queue: str | None = None) -> set[str]:
         """Cancel several tasks. Returns the ids of those that were delayed or ready."""
-        return self.moves.cancel_by_id([*dict.fromkeys(task_ids)], queue)
+        return self.moves.cancel_by_id(ids_of(task_ids), queue)
 
     def reschedule(
         self,
@@ -177,14 +176,14 @@ class Delayed(Queues):
         With `state="ready"` it returns ready tasks, the most recent first. `progress` is called
         with the number of messages that were read since the last call.
         """
-        query = Query(**criteria) if query is None else replace(query, **criteria)
-        if query.state == "ready":
+        query = query_of(query, criteria)
+        if selects_ready(query):
             return (each.info for page in matching(self, query, progress) for each in page)
         return (info for _, page in pages(self, query, progress) for info in page)
 
     def count(self, query: Query, *, progress: Progress = lambda count: None) -> int:
         """The number of tasks that match a query; `progress` as for `find`."""
-        if query.state == "ready":
+        if selects_ready(query):
             return sum(map(len, matching(self, query, progress)))
         return sum(len(page) for _, page in pages(self, query, progress))
 
@@ -192,7 +191,7 @@ class Delayed(Queues):
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
         """Cancel all tasks that match a query. Their results are REVOKED."""
-        if query.state == "ready":
+        if selects_ready(query):
             return change_ready(
                 self, query, lambda tasks: len(self.moves.cancel_ready(tasks)), dry_run, progress
             )
@@ -207,7 +206,7 @@ class Delayed(Queues):
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
         """Run all delayed tasks that match a query now. Raises QueryError for ready ones."""
-        if query.state == "ready":
+        if selects_ready(query):
             raise QueryError("tasks that are ready run as soon as a worker is free: run one by id")
         return change_many(self, query, self.moves.run_now, dry_run, progress)
 
@@ -230,7 +229,7 @@ class Delayed(Queues):
         plan = DuePlan.of(self.moves, by, to, spread)
         if spread is not None:
             plan.count = self.count(query)
-        if query.state == "ready":
+        if selects_ready(query):
             return change_ready(self, query, plan.ready, dry_run, progress)
         return change_many(self, query, plan.delayed, dry_run, progress, plan.was_moved)
 
@@ -247,7 +246,7 @@ class Delayed(Queues):
         Raises QueryError for a queue that neither the app nor the broker knows.
         """
         to = Redirect(self, to_queue)
-        if query.state == "ready":
+        if selects_ready(query):
             return change_ready(self, query, to.ready, dry_run, progress)
         return change_many(self, query, to.delayed, dry_run, progress)
 

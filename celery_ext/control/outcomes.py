@@ -29,6 +29,7 @@ from ..app.settings import suggestion
 from ..errors import BROKER_FAILS, QueryError
 from ..tasks.history import TaskHistory, head_of
 from ..tasks.progress import Progress
+from ..tasks.query import ids_of
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import Length, to_length
 
@@ -135,6 +136,7 @@ def _places(queues: Queues, queue: str | None) -> Iterator[Sequence[str]]:
 
 
 def _shards(queues: Queues, names: Iterable[str], id: str) -> list[str]:
+    ids_of([id])
     nearest = queues.store.shards.nearest
     return [shard for name in names for shard in nearest(name, id)]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from fnmatch import translate
 from functools import cached_property
@@ -126,6 +126,32 @@ class Query:
             return True
         arguments = info.arguments
         return arguments is not None and all(each.is_true(arguments) for each in self._conditions)
+
+
+def query_of(query: Query | None, criteria: Mapping[str, Any]) -> Query:
+    """A query with some of its criteria replaced. Raises QueryError for what is not a query."""
+    if query is None:
+        return Query(**criteria)
+    selects_ready(query)
+    return replace(query, **criteria)
+
+
+def selects_ready(query: Query) -> bool:
+    """Whether it selects ready tasks. Raises QueryError for what is not a query."""
+    if not isinstance(query, Query):
+        raise QueryError(
+            f"{query!r} is not a query: give one such as celery_ext.Query(task='shop.*')"
+        )
+    return query.state == "ready"
+
+
+def ids_of(given: str | Iterable[str]) -> list[str]:
+    """The ids of one task or of several, once each. Raises QueryError for what is not an id."""
+    ids = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    for id in ids:
+        if not (isinstance(id, str) and id):
+            raise QueryError(f"{id!r} is not the id of a task: give text, such as result.id")
+    return [*dict.fromkeys(ids)]
 
 
 def longest_plain(texts: list[str]) -> str:

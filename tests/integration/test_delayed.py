@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from celery_ext import BrokerError, Delayed, Query, TaskInfo, install
@@ -426,6 +427,47 @@ def test_find_refuses(criteria: dict[str, Any], text: str, delayed: Delayed) -> 
         delayed.find(**criteria)
     with pytest.raises(ValueError, match=text):
         Query(**criteria)
+
+
+@pytest.mark.parametrize("wrong", [None, {}, "a text", ["a list"]])
+def test_what_is_not_a_query(wrong: Any, delayed: Delayed) -> None:
+    calls = [
+        lambda: delayed.cancel_many(wrong),
+        lambda: delayed.count(wrong),
+        lambda: delayed.run_now_many(wrong),
+        lambda: delayed.reschedule_many(wrong, by=1),
+        lambda: delayed.redirect_many(wrong, "celery"),
+        *([] if wrong is None else [lambda: delayed.find(wrong)]),
+    ]
+    for call in calls:
+        with pytest.raises(QueryError, match="is not a query: give one such as"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [None, "", 5, ["a"], AsyncResult("a")])
+def test_what_is_not_an_id(wrong: Any, delayed: Delayed) -> None:
+    calls = [
+        lambda: delayed.get(wrong),
+        lambda: delayed.history(wrong),
+        lambda: delayed.cancel(wrong),
+        lambda: delayed.cancel_ids(["a", wrong]),
+        lambda: delayed.reschedule(wrong, countdown=1),
+        lambda: delayed.run_now(wrong),
+        lambda: delayed.terminate(wrong),
+        lambda: delayed.redirect(wrong, "celery"),
+        lambda: delayed.change(wrong, priority=1),
+        lambda: delayed.dead.replay(["a", wrong]),
+        lambda: delayed.dead.purge(["a", wrong]),
+    ]
+    for call in calls:
+        with pytest.raises(QueryError, match="is not the id of a task: give text, such as"):
+            call()
+
+
+def test_one_id_where_several_may_be(app: Celery, delayed: Delayed) -> None:
+    app.send_task("app.x", task_id="abc", countdown=3600)
+    app.send_task("app.x", task_id="a", countdown=3600)
+    assert delayed.cancel_ids("abc") == {"abc"}
 
 
 def test_an_empty_query_means_all() -> None:
