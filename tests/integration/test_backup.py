@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
-from celery_ext.control.backup.file import MAGIC, writing
+from celery_ext.control.backup.file import MAGIC, MESSAGES, writing
 from celery_ext.control.backup.transfer import RestoreReport, inspect, restore
 from celery_ext.errors import BackupError, QueryError
 from kombu_delayed.inspection import backlog as backlog_module
@@ -273,3 +274,27 @@ def test_a_backup_follows_links_and_takes_only_files(tmp_path: Path) -> None:
     for name in ("pipe", "."):
         with pytest.raises(BackupError, match="is not a file"), writing(tmp_path / name):
             pass
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """The error names the file that was asked for; nothing stays, and the older file does."""
+    there, nowhere = tmp_path / "there", tmp_path / "nowhere" / "file"
+    there.write_bytes(b"older")
+    with pytest.raises(FileNotFoundError) as none, writing(nowhere):
+        pass
+    assert none.value.filename == str(nowhere)
+    limit = getrlimit(RLIMIT_FSIZE)
+    setrlimit(RLIMIT_FSIZE, (4096, limit[1]))
+
+    def write() -> None:
+        with writing(there) as writer:
+            for _ in range(10):
+                writer.items(MESSAGES, "mail", 1, [os.urandom(4096)])
+
+    try:
+        with pytest.raises(OSError, match="File too large") as full:
+            write()
+    finally:
+        setrlimit(RLIMIT_FSIZE, limit)
+    assert full.value.filename == str(there)
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("there", b"older")]

@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -74,8 +74,9 @@ class Writer:
     One block is compressed, in a thread, while the next one is read.
     """
 
-    def __init__(self, file: IO[bytes], thread: Executor) -> None:
+    def __init__(self, file: IO[bytes], name: str, thread: Executor) -> None:
         self._file = file
+        self._name = name
         self._thread = thread
         self._packing: tuple[bytes, int, Future[bytes]] | None = None
         self._hash = hashlib.sha256()
@@ -85,7 +86,8 @@ class Writer:
 
     def _write(self, data: bytes) -> None:
         self._hash.update(data)
-        self._file.write(data)
+        with _naming(self._name):
+            self._file.write(data)
 
     def _block(self, kind: bytes, items: int, content: bytes) -> None:
         head = _HEAD.pack(kind, items, len(content))
@@ -112,7 +114,7 @@ class Writer:
             self._items[kind] += items
 
     def end(self) -> None:
-        """How many there are, and the checksum of all of it."""
+        """How many there are, and the checksum of all of it: the file is whole, and on disk."""
         self._write_packed()
         facts = {
             "messages": self._items[MESSAGES],
@@ -121,6 +123,10 @@ class Writer:
             "sha256": self._hash.hexdigest(),
         }
         self._block(END, 0, _json(facts))
+        with _naming(self._name):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
 
 
 def _json(facts: dict[str, Any]) -> bytes:
@@ -128,23 +134,36 @@ def _json(facts: dict[str, Any]) -> bytes:
 
 
 @contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """An error of the file names the file that was asked for, and not the one that becomes it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+@contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
     """A file that takes its name when it is whole and on disk; until then it has one of its own."""
-    target = Path(os.path.realpath(path))
+    target, name = Path(os.path.realpath(path)), os.fspath(path)
     if target.exists() and not target.is_file():
         raise BackupError(f"{path} is not a file: name one to write the backup to")
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(part, "xb") as file, ThreadPoolExecutor(1, "backup") as thread:
-            yield (writer := Writer(file, thread))
-            writer.end()
-            file.flush()
-            os.fsync(file.fileno())
+    with ExitStack() as stack:
+        stack.callback(part.unlink, missing_ok=True)
+        with _naming(name):
+            file = open(part, "xb")  # noqa: SIM115
+        stack.callback(_close, file)
+        thread = stack.enter_context(ThreadPoolExecutor(1, "backup"))
+        yield (writer := Writer(file, name, thread))
+        writer.end()
         os.replace(part, target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
     _sync_directory(target.parent)
+
+
+def _close(file: IO[bytes]) -> None:
+    with suppress(OSError):  # what could not be written was said before
+        file.close()
 
 
 def _sync_directory(directory: Path) -> None:
