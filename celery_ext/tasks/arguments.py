@@ -29,6 +29,14 @@ _CONDITION = re.compile(
     re.DOTALL,
 )
 
+_QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+
+#: Values without quotes that are rather the end of an operator, or hold another condition.
+_DOUBTFUL = re.compile(
+    r"[=!<>~'\"].*|.*(\band\b|\bor\b|&&|\|\|)\W*(not\b\W*)?(kwargs|args)\b.*",
+    re.DOTALL | re.IGNORECASE,
+)
+
 _WORDS = {"True": True, "False": False, "None": None}
 
 _MISSING = object()
@@ -90,8 +98,14 @@ def _condition(text: str) -> Condition:
             f"where={text!r} is not a condition: give an argument, an operator and a value, such "
             "as args.customer_id == 7, args.0 ~ *@example.org or args contains ada"
         )
-    path = tuple(found["path"].split("."))
-    return Condition(path, found["sign"] or found["word"], _value(found["value"].strip()))
+    path, value = tuple(found["path"].split(".")), found["value"].strip()
+    if not _QUOTED.fullmatch(value) and _DOUBTFUL.fullmatch(value):
+        raise QueryError(
+            f"where={text!r}: the value {value!r} looks like an operator or another condition. "
+            "Operators are == != < <= > >= ~ contains; conditions are joined with `and`; put "
+            "other text in quotes"
+        )
+    return Condition(path, found["sign"] or found["word"], _value(value))
 
 
 def _value(text: str) -> Any:
