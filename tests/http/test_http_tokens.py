@@ -86,6 +86,16 @@ def test_scopes(keys: Keys, app: Celery, scopes: tuple[str, ...], allowed: Any) 
         assert keys(None, method, path, json=body).status_code == 401
 
 
+@pytest.mark.parametrize(("scopes", "shown"), [(("schedule",), 0), (("schedule", "read"), 1)])
+def test_a_sample_is_for_those_who_may_read(
+    keys: Keys, app: Celery, scopes: tuple[str, ...], shown: int
+) -> None:
+    app.send_task("till.charge", ["4111 1111"], task_id="a", countdown=3_600)
+    given = {"task": "*", "dry_run": True}
+    answer = keys(keys.make(*scopes), "POST", "/v1/bulk/cancel", json=given).json()
+    assert (answer["matched"], len(answer["sample"])) == (1, shown)
+
+
 def test_wrong_tokens(keys: Keys) -> None:
     right = keys.make("admin")
     assert keys(right, "GET", "/v1/tasks").status_code == 200

@@ -222,6 +222,67 @@ def test_the_backlog_is_live(opened: Any, shop: dict[str, Any]) -> None:
     expect(page.locator("#live-switch")).to_be_hidden()
 
 
+def test_the_focus_stays_when_rows_leave(opened: Any, shop: dict[str, Any]) -> None:
+    page, app = opened(f"{shop['url']}/backlog?queue=leaving"), shop["app"]
+    for n in range(4):
+        app.send_task("stock.release", task_id=f"l{n}", queue="leaving", countdown=900 + n)
+    boxes = page.locator("td.pick input")
+    expect(boxes).to_have_count(4, timeout=15_000)
+    boxes.nth(2).focus()
+    Delayed(app).cancel_ids(["l0", "l1"], "leaving")
+    expect(boxes).to_have_count(2, timeout=15_000)
+    expect(boxes.first).to_be_focused()
+
+
+SEEN_AGAIN = """() => {
+    for (const hidden of [true, false]) {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }
+    return document.getElementById("live-switch").innerText;
+}"""
+
+
+def test_a_page_whose_server_is_gone(opened: Any, shop: dict[str, Any]) -> None:
+    """It is offline when nothing comes, and stays so when it is looked at again."""
+    page = opened(shop["url"])
+    word, streams = page.locator("#live-switch .word"), re.compile("/live/")
+    page.clock.install()
+    for answer in (lambda route: route.abort(), lambda route: None):
+        page.route(streams, answer)
+        assert page.evaluate(SEEN_AGAIN) == "Live"
+        page.wait_for_timeout(200)
+        page.clock.fast_forward(26_000)
+        expect(word).to_have_text("Offline")
+        expect(page.locator("#trouble")).to_contain_text("The server does not answer. What is here")
+        assert page.evaluate(SEEN_AGAIN) == "Offline"
+        page.unroute(streams)
+        page.evaluate(SEEN_AGAIN)
+        expect(word).to_have_text("Live", timeout=15_000)
+        expect(page.locator("#trouble")).to_be_empty()
+
+
+COVERED = """() => {
+    const each = document.activeElement;
+    const { left, right, top, bottom } = each.getBoundingClientRect();
+    const there = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
+    const is_seen = there && (each.contains(there) || there.contains(each));
+    return is_seen || each === document.body ? "" : each.outerHTML.slice(0, 80);
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (640, 400), (320, 500), (360, 800)])
+def test_nothing_covers_what_has_the_focus(
+    opened: Any, shop: dict[str, Any], width: int, height: int
+) -> None:
+    page = opened(f"{shop['url']}/backlog?queue=billing&task=*", width)
+    page.set_viewport_size({"width": width, "height": height})
+    for key in ("Tab", "Shift+Tab"):
+        for _ in range(45):
+            page.keyboard.press(key)
+            assert page.evaluate(COVERED) == ""
+
+
 def test_the_overview_is_live(opened: Any, shop: dict[str, Any]) -> None:
     page, app = opened(shop["url"]), shop["app"]
     tile = page.locator(".tiles > div", has_text="delayed").locator("dd").first

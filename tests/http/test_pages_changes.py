@@ -114,6 +114,19 @@ def test_move_nowhere(
     assert delayed.get("mail-0").eta == due + HOUR  # type: ignore[union-attr]
 
 
+def test_a_move_is_what_its_preview_has_shown(
+    visitor: Visitor, due: datetime, delayed: Delayed
+) -> None:
+    page = preview(visitor, "move", **some(visitor, 0))
+    given = {"how": "later", "by": "2h", "to": ""}
+    page = visitor.post("/backlog/preview", {**sent(page.form("/change")), **given})
+    page = confirm(visitor, page, **{**given, "by": "5h"})
+    assert f"{due + 5 * HOUR:%Y-%m-%d %H:%M:%S} UTC" in page.text
+    assert delayed.get("mail-0").eta == due  # type: ignore[union-attr]
+    assert "1 task moved." in confirm(visitor, page).text
+    assert delayed.get("mail-0").eta == due + 5 * HOUR  # type: ignore[union-attr]
+
+
 def test_run_now(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
     page = preview(visitor, "run-now", **some(visitor, 0))
     assert "ready" in page.text
@@ -198,7 +211,10 @@ def test_to_another_queue(
     )
     count = {"scheduled": "1 task", "ready": "9 tasks"}[state]
     assert f"Move {count} to another queue?" in page.text
-    assert "there is no queue" in confirm(visitor, page, 422, to_queue="otter").text
+    wrong = confirm(visitor, page, 422, to_queue="otter")
+    assert "there is no queue" in wrong.text
+    assert wrong.form("/change").values("to_queue") == ["otter"]
+    assert "Move all that match" in wrong.text
     assert f"{count} moved to another queue." in confirm(visitor, page, to_queue="other").text
     counts = delayed.counts("other")["other"]
     assert (counts.delayed, counts.ready) == ((1, 1) if state == "scheduled" else (0, 10))
@@ -216,7 +232,8 @@ def test_a_form_is_taken_once(visitor: Visitor, due: datetime, delayed: Delayed)
 def test_what_is_gone_meanwhile(visitor: Visitor, due: datetime, delayed: Delayed) -> None:
     page = preview(visitor, "cancel", **some(visitor, 0, 1))
     delayed.cancel("mail-0")
-    assert "1 task cancelled." in confirm(visitor, page).text
+    said = "1 task cancelled. 1 of the selected ones had left the list, and were not changed."
+    assert said in confirm(visitor, page).text
     page = preview(visitor, "cancel", **some(visitor))
     assert "Nothing to change" in page.text
 

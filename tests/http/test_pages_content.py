@@ -105,6 +105,18 @@ def gates(open_shop: OpenShop) -> Visitor:
     return visitor
 
 
+def test_a_queue_whose_consumer_has_died(open_shop: OpenShop) -> None:
+    app, client, visitor = open_shop()
+    app.send_task("mail.send", queue="lost")
+    delayed = Delayed(app)
+    delayed.store.deliver("lost", "gone:1:x", 1, 1, lease_ms=1_000_000)
+    app.send_task("mail.send", queue="lost")
+    client.zadd(delayed.store.keys("lost").consumers, {"gone:1:x": 1})
+    said = "lost has no consumer: 0 delayed, 1 ready."
+    assert said in visitor.get("/consumers").text
+    assert "/consumers?queue=lost" in visitor.get("/").links()
+
+
 def test_overview(shop: tuple[Visitor, str]) -> None:
     page = shop[0].get("/?ahead=month")
     assert {"/backlog?queue=mail", "/dead?queue=billing"} <= set(page.links())

@@ -106,6 +106,18 @@ def test_declaring_and_dropping_policies_ends_no_pause(open_app: OpenApp) -> Non
     assert delayed.resume("celery", task="mail.send", tenant="ann")
 
 
+def test_the_end_of_a_pause_leaves_no_policies(open_app: OpenApp) -> None:
+    delayed = open_app().delayed
+    key = delayed.store.keys("other").policies
+    delayed.app.send_task("mail.send", queue="other")
+    assert not delayed.resume("other", tenant="ann")
+    assert not delayed.store.client.exists(key)
+    delayed.pause("other", tenant="ann")
+    assert delayed.policies("other") == []
+    assert delayed.resume("other", tenant="ann")
+    assert delayed.policies("other") == []
+
+
 def test_a_queue_that_nobody_knows(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="there is no queue 'mial'"):
         bench.app.delayed.pause("mial", task="x")

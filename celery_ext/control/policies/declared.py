@@ -108,7 +108,7 @@ class Policies:
         return [
             _shown(queue, known, self._declared(queue, known.text) != known.text)
             for queue, known in zip(queues, records, strict=True)
-            if known.text or self._declared(queue)
+            if {*parsed(known.text)} - {"paused"} or self._declared(queue)
         ]
 
     @cached_property
@@ -140,8 +140,8 @@ def change_declared(
     for shard in store.shards.all(queue):
         while True:
             known = store.policies.read(shard)
-            text = as_text(change(parsed(known.text)))
-            if text == known.text or store.policies.declare(shard, text, by, known):
+            text, before = as_text(change(parsed(known.text))), known.text or as_text({})
+            if text == before or store.policies.declare(shard, text, by, known):
                 break
         store.claimable.announce(shard)
 

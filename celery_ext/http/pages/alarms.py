@@ -47,7 +47,9 @@ def _of_queue(queue: str, found: Metrics) -> Iterable[Alarm]:
         yield Alarm("note", f"{queue} is paused.", "/backlog", queue)
     waiting = found.due + found.ready
     if waiting and not found.consumers:
-        yield Alarm("critical", f"{queue} has no consumer: {tasks_word(waiting)} due.", "", queue)
+        yield Alarm(
+            "critical", f"{queue} has no consumer: {tasks_word(waiting)} due.", "/consumers", queue
+        )
     if found.oldest_due_seconds >= LATE_SECONDS:
         level = "critical" if found.oldest_due_seconds >= VERY_LATE_SECONDS else "warning"
         late = length_text(found.oldest_due_seconds)

@@ -21,6 +21,9 @@ MOST = 10_000
 #: How long one form searches for the items that match.
 LOOK_SECONDS = 10.0
 
+#: Fields of a form, with what is wrong about each.
+NO_ERRORS: Mapping[str, str] = {}
+
 #: By shard.
 Chosen = dict[str, list[T]]
 
@@ -80,6 +83,12 @@ def parts(chosen: Chosen[T]) -> Iterator[tuple[str, list[T]]]:
     for shard, found in chosen.items():
         for at in range(0, len(found), CALL_LIMIT):
             yield shard, found[at : at + CALL_LIMIT]
+
+
+def among(form: Form, count: int) -> int:
+    """How many its preview has shown, or as many as were found now, if these are more."""
+    shown = form.one("seen")
+    return max(count, int(shown) if len(shown) < 9 and shown.isdecimal() else 0)
 
 
 def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:

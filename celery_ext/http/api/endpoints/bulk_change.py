@@ -74,12 +74,13 @@ class _Outcome:
     def answer(self, action: str) -> dict[str, Any]:
         given = self.choice.model_dump(exclude_none=True, exclude={"cursor"})
         self.call.note(action, f"{self.changed} of {self.matched} with {given}")
+        shown = self.sample if self.call.identity.has("read") else []
         return {
             "matched": self.matched,
             "changed": self.changed,
             "dry_run": self.choice.dry_run,
             "queues": self.queues,
-            "sample": [state_of(self.call.service, info) for info in self.sample],
+            "sample": [state_of(self.call.service, info) for info in shown],
             "next": self.cursor,
         }
 

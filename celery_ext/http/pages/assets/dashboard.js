@@ -71,6 +71,8 @@ const live = byId("live");
 const liveSwitch = byId("live-switch");
 const trouble = byId("trouble");
 
+const SILENT_SECONDS = 25;
+
 class Live {
   constructor() {
     this.paused = false;
@@ -88,23 +90,44 @@ class Live {
   follow() {
     this.source?.close();
     this.source = null;
-    clearTimeout(this.again);
+    this.wait(0);
     if (this.paused) this.say("Paused", "");
     if (this.paused || document.hidden) return;
-    this.say("Live", "");
+    if (live.classList.contains("old")) this.fail(this.why);
+    else this.say("Live", "");
+    this.heard();
     this.source = new EventSource(live.dataset.live);
     this.source.addEventListener("look", (event) => this.show(JSON.parse(event.data)));
-    this.source.addEventListener("trouble", (event) => this.fail(JSON.parse(event.data)));
+    this.source.addEventListener("trouble", (event) => {
+      this.heard();
+      this.fail(JSON.parse(event.data));
+    });
     this.source.addEventListener("error", () => {
       if (this.source.readyState === EventSource.CLOSED) {
         this.fail("The server has refused");
-        this.again = setTimeout(() => this.retry(), 3000);
+        this.wait(3, () => this.retry());
       } else {
         // It also ends a stream now and then, and is asked again at once.
-        this.again ??= setTimeout(() => this.fail("The server does not answer"), 5000);
+        this.lost ??= setTimeout(() => this.fail("The server does not answer"), 5000);
       }
     });
-    this.source.addEventListener("open", () => this.ok());
+    this.source.addEventListener("open", () => this.heard());
+  }
+
+  // The server says something at least every 15 seconds. A connection that is silent for longer is
+  // opened anew: nothing else ends it when the network has gone, or the computer has slept.
+  heard() {
+    this.wait(SILENT_SECONDS, () => {
+      this.fail("The server does not answer");
+      this.follow();
+    });
+  }
+
+  wait(seconds, then) {
+    clearTimeout(this.timer);
+    clearTimeout(this.lost);
+    this.lost = null;
+    this.timer = seconds ? setTimeout(then, seconds * 1000) : null;
   }
 
   async retry() {
@@ -113,16 +136,14 @@ class Live {
     else this.follow();
   }
 
-  ok() {
-    clearTimeout(this.again);
-    this.again = null;
-  }
-
   show(html) {
-    this.ok();
+    this.heard();
     this.knownAt = new Date();
     const fresh = new DOMParser().parseFromString(`<div>${html}</div>`, "text/html").body.firstChild;
+    const focused = document.activeElement;
     morph(live, fresh);
+    // A node that is moved loses the focus.
+    if (focused !== document.activeElement && live.contains(focused)) focused.focus({ preventScroll: true });
     document.dispatchEvent(new Event("shown"));
     tick();
     zones();
@@ -131,6 +152,7 @@ class Live {
   }
 
   fail(text) {
+    this.why = text;
     live.classList.add("old");
     this.say("Offline", `${text}. What is here was known at ${this.knownAt.toLocaleTimeString()}; trying again.`);
   }
@@ -156,7 +178,7 @@ if (choose) {
     const chosen = found.filter((each) => each.checked).length;
     for (const each of found) each.disabled = Boolean(all?.checked);
     if (page) {
-      page.hidden = !found.length;
+      page.parentNode.hidden = !found.length;
       page.checked = chosen > 0 && chosen === found.length;
       page.indeterminate = chosen > 0 && chosen < found.length;
       page.disabled = Boolean(all?.checked);
@@ -182,6 +204,14 @@ if (choose) {
   document.addEventListener("shown", count);
   window.addEventListener("pageshow", count);
   count();
+}
+
+// The result of a form is told once, and not again by the address.
+
+const address = new URL(location);
+if (address.searchParams.has("done")) {
+  for (const name of ["done", "count", "among"]) address.searchParams.delete(name);
+  history.replaceState(history.state, "", address);
 }
 
 // A page that could not be shown opens when it can be.

@@ -8,7 +8,7 @@ from ..visit import Shown, View, Visit
 
 def look(visit: Visit) -> Shown:
     found = consumers(visit)
-    taken = {info.queue for info in found}
+    taken = {info.queue for info in found if info.lease_seconds > 0}
     return {
         "consumers": found,
         "held": sum(info.unacked for info in found),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import time
@@ -25,7 +25,7 @@ from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import LATEST_MS, to_ms
 
 from ... import choosing
-from ...choosing import MOST, Chosen
+from ...choosing import MOST, NO_ERRORS, Chosen
 from ...visit import Action, Form, Visit
 from ..results.failures import FIELDS, Asked, matching
 from .backlog import filter_of, name_of, search_of
@@ -137,12 +137,19 @@ def _origin(form: Form) -> tuple[str, dict[str, str]]:
 
 
 def preview(visit: Visit, form: Form) -> Response:
-    verb, wrong, target = form.verb(VERBS), {}, None
-    if verb == "move":
+    target = None
+    if form.verb(VERBS) == "move":
         try:
             target = target_of(form)
         except Problem as problem:
-            wrong = dict(problem.errors)
+            return _preview(visit, form, wrong=dict(problem.errors))
+    return _preview(visit, form, target)
+
+
+def _preview(
+    visit: Visit, form: Form, target: Target | None = None, wrong: Mapping[str, str] = NO_ERRORS
+) -> Response:
+    verb = form.verb(VERBS)
     choice = _choose(visit, form)
     infos, (back, given) = choice.infos, _origin(form)
     kinds = Counter((each.queue, each.task) for each in infos)
@@ -152,6 +159,7 @@ def preview(visit: Visit, form: Form) -> Response:
         "filter": given,
         "infos": infos[:SAMPLE_SIZE],
         "target": target,
+        "shown_move": _move_of(form),
         "wrong": wrong,
         "queues": visit.queues() if verb == "redirect" else [],
         "kind_count": len(kinds),
@@ -162,11 +170,17 @@ def preview(visit: Visit, form: Form) -> Response:
 
 
 def apply(visit: Visit, form: Form) -> Response:
-    verb = form.verb(VERBS)
-    target = target_of(form) if verb == "move" else None
-    if verb == "move" and target is None:
-        raise Problem.of_field("by", "choose by how long, or to what time")
-    on_delayed, on_ready = _changes(visit, form, verb, target)
+    verb, target = form.verb(VERBS), None
+    try:
+        if verb == "move" and (target := target_of(form)) is None:
+            raise Problem.of_field("by", "choose by how long, or to what time")
+        on_delayed, on_ready = _changes(visit, form, verb, target)
+    except Problem as problem:
+        if not problem.errors:
+            raise
+        return _preview(visit, form, wrong=dict(problem.errors))
+    if form.one("shown") not in ("", _move_of(form)):
+        return _preview(visit, form, target)
     choice, (back, given) = _choose(visit, form), _origin(form)
     count = len(choice.infos)
     visit.take(form)
@@ -177,7 +191,14 @@ def apply(visit: Visit, form: Form) -> Response:
         # The last ones first: so the places of the others stay what they were.
         changed += sum(on_ready(part) for _, _, part in reversed([*near(tasks)]))
     visit.service.cache.forget()
-    return visit.redirect(back, **given, done=verb, count=changed, among=count)
+    return visit.redirect(
+        back, **given, done=verb, count=changed, among=choosing.among(form, count)
+    )
+
+
+def _move_of(form: Form) -> str:
+    """What a form says of where to move, to compare it with what its preview has shown."""
+    return " ".join(map(form.one, ("how", "by", "to")))
 
 
 def _changes(

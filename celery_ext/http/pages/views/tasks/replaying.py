@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from starlette.responses import Response
 
@@ -15,7 +15,7 @@ from celery_ext.tasks.dead_task import DeadTask
 from celery_ext.tasks.times import to_ms
 
 from ... import choosing
-from ...choosing import Chosen
+from ...choosing import NO_ERRORS, Chosen
 from ...visit import Action, Form, Visit
 from ..results import failures
 from ..results.dead import filter_of, letter_name, query_of
@@ -37,7 +37,7 @@ def _choose(visit: Visit, form: Form) -> tuple[Chosen[DeadTask], bool]:
     return choosing.choose(form, search, find)
 
 
-def preview(visit: Visit, form: Form) -> Response:
+def preview(visit: Visit, form: Form, wrong: Mapping[str, str] = NO_ERRORS) -> Response:
     form.verb(VERBS)
     chosen, is_all = _choose(visit, form)
     letters = [each for part in chosen.values() for each in part]
@@ -48,13 +48,19 @@ def preview(visit: Visit, form: Form) -> Response:
         "filter": _origin(form)[1],
         "queues": visit.queues() if form.one("verb") == "replay" else [],
         "letters": letters[:SAMPLE_SIZE],
+        "wrong": wrong,
     }
-    return visit.render("replay.html", shown)
+    return visit.render("replay.html", shown, 422 if wrong else 200)
 
 
 def apply(visit: Visit, form: Form) -> Response:
     verb = form.verb(VERBS)
-    change = _change(visit, form, verb)
+    try:
+        change = _change(visit, form, verb)
+    except Problem as problem:
+        if not problem.errors:
+            raise
+        return preview(visit, form, dict(problem.errors))
     chosen, _ = _choose(visit, form)
     count = sum(map(len, chosen.values()))
     visit.take(form)
@@ -65,7 +71,9 @@ def apply(visit: Visit, form: Form) -> Response:
     visit.service.cache.forget()
     if back == "/dead":
         given = form.given(["queue"])
-    return visit.redirect(back, **given, done=verb, count=changed, among=count)
+    return visit.redirect(
+        back, **given, done=verb, count=changed, among=choosing.among(form, count)
+    )
 
 
 def _origin(form: Form) -> tuple[str, dict[str, str]]:
