@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
@@ -15,7 +17,7 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from celery_ext import Delayed
+from celery_ext import Delayed, Query
 from celery_ext.control.backup.file import MAGIC, MESSAGES, writing
 from celery_ext.control.backup.transfer import RestoreReport, inspect, restore
 from celery_ext.errors import BackupError, QueryError
@@ -250,6 +252,47 @@ def test_an_interrupted_restore_is_done_again(
     assert report.messages + report.already == 65
     assert report.already >= 10
     assert everything(client) == before
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_what_has_run_since_an_interrupted_restore_runs_once(
+    connect: Connect,
+    client: redis.Redis,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shards: int,
+) -> None:
+    """Until a restore comes to the end of the file: the next one is wanted to do all again."""
+    monkeypatch.setattr(backlog_module, "PAGE_SIZE", 10)
+    delayed = connect(delayed_shards=shards)
+    store = delayed.store
+    names, runs = store.shards.all("celery"), Counter[str]()
+    for n in range(60):
+        store.schedule(store.shards.home("celery", f"m{n}"), [entry(f"m{n}", FAR_MS + n)])
+    delayed.backup(path)
+    client.flushall()
+
+    def run_all() -> None:
+        delayed.run_now_many(Query(queue="celery"))
+        for name in names:
+            got = store.deliver(name, "w:1:x", 100, 1, lease_ms=0)
+            runs.update(json.loads(record[1:])["body"] for record in got.records if got)
+
+    def stop(count: int) -> None:
+        if client.exists(*(store.keys(name).messages for name in names)):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        delayed.restore(path, progress=stop)
+    run_all()
+    assert runs
+    report = delayed.restore(path)
+    assert (report.messages, report.already) == (60 - len(runs), len(runs))
+    run_all()
+    assert runs == {f"m{n}": 1 for n in range(60)}
+    assert not client.keys("*job*")
+    assert not client.keys("*ledger*")
+    assert delayed.restore(path).messages == 60
 
 
 @pytest.mark.parametrize("kind", available_kinds())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from hashlib import sha256
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
@@ -23,13 +25,17 @@ from kombu_delayed.inspection.restore_placement import Item, by_shard
 from kombu_delayed.message.compressing import MARK
 from kombu_delayed.store.calls.scripts import whole
 from kombu_delayed.store.calls.shards import queue_of
+from kombu_delayed.store.ledgers import drop_ledger
 from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
 from kombu_delayed.transport.batch import Pipeline
 
-from .file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
+from .file import DEAD, HEADER, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 
 #: Messages that one call puts back: a millisecond of the server.
 RESTORE_LIMIT = 100
+
+#: What an interrupted restore has put back is known for so long.
+RESUME_SECONDS = 86_400
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
 
@@ -58,7 +64,11 @@ class BackupReport:
 
 @dataclass
 class RestoreReport:
-    """The result of a restore. `already` counts messages that existed before."""
+    """The result of a restore.
+
+    `already` counts messages that existed before, or that an interrupted restore of the same file
+    had restored.
+    """
 
     messages: int = 0
     dead: int = 0
@@ -104,6 +114,7 @@ def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:
     keys = store.keys("")
     return {
         "version": VERSION,
+        "id": secrets.token_hex(8),
         "made_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "made_by": f"kombu-delayed {version('kombu-delayed')}",
         "server": delayed.connection.as_uri(),
@@ -152,8 +163,9 @@ def restore(
 ) -> RestoreReport:
     """Restore the messages of a file, for one queue or for all, into this broker.
 
-    Messages that exist stay as they are, so you can call it twice. Due messages run at once. The
-    whole file is checked first; without `check`, the part before the first damage is restored.
+    Messages that exist stay as they are. Due messages run at once. After an interruption, call it
+    again within a day: what has run since is not restored again. The whole file is checked first;
+    without `check`, the part before the first damage is restored.
     `progress` is as for `backup`. Raises BackupError if the file is not a complete backup, OSError
     if it cannot be read, and Kombu's OperationalError if the broker fails.
     """
@@ -190,14 +202,21 @@ class _Restore:
         self._queue = queue
         self._done = done
         self._pipeline = Pipeline(store, self._count)
+        self._ledger = ""
+        self._shards: set[str] = set()
 
     def run(self, path: FilePath) -> RestoreReport:
+        """Once for each message, until it has come to the end of the file."""
         try:
             for block in blocks(path):
-                if block.kind in (MESSAGES, DEAD):
+                if block.kind == HEADER:
+                    self._ledger = f"file-{sha256(block.content).hexdigest()[:20]}:restore"
+                elif block.kind in (MESSAGES, DEAD):
                     self._send(block)
             with self._failing():
                 self._pipeline.confirm()
+                for shard in self._shards:
+                    drop_ledger(self._store, shard, self._ledger)
             return self.report
         finally:
             self._pipeline.close()
@@ -213,24 +232,31 @@ class _Restore:
             with self._failing():
                 items = zip(*[fields] * size, strict=True)
                 for shard, part, there in by_shard(self._store, queue, items):
-                    self.report.already += len(there)
-                    self._pipeline.send([(verb, each) for each in call(shard, part)])
+                    calls = call(shard, part, there)
+                    self._pipeline.send([(verb, each) for each in calls])
             counts = self.report.queues
             counts[queue] = counts.get(queue, 0) + block.items
         self._done(block.items)
 
-    def _messages(self, queue: str, items: list[Item]) -> Iterator[tuple[Any, ...]]:
-        for part in chunks(items, RESTORE_LIMIT):
-            yield whole(*self._store.restore_call(queue, part))
+    def _messages(
+        self, shard: str, items: list[Item], there: list[Item]
+    ) -> Iterator[tuple[Any, ...]]:
+        self._shards.add(shard)
+        # What another shard has is noted, too: it may have run when this is repeated.
+        for part in chunks([*items, *((member, b"") for member, _ in there)], RESTORE_LIMIT):
+            yield whole(*self._store.restore_call(shard, part, self._ledger, RESUME_SECONDS))
 
-    def _letters(self, queue: str, items: list[Item]) -> Iterator[tuple[Any, ...]]:
+    def _letters(
+        self, shard: str, items: list[Item], there: list[Item]
+    ) -> Iterator[tuple[Any, ...]]:
+        self.report.already += len(there)
         for part in chunks(items, RESTORE_LIMIT):
             entries = [
                 each
                 for id, record, note in part
                 for each in (id, json.loads(note)["at_ms"], record, note)
             ]
-            yield whole(*self._store.call("restore_dead", queue, entries=entries))
+            yield whole(*self._store.call("restore_dead", shard, entries=entries))
 
     def _count(self, verb: str, answer: Any) -> None:
         restored, already = numbers(answer)
@@ -248,5 +274,5 @@ class _Restore:
             meaning = translate(error) if isinstance(error, ResponseError) else error
             raise OperationalError(
                 f"the broker failed after {self.report.messages:,} messages: {meaning}. Restore "
-                "the file again: messages that exist stay as they are"
+                "the file again within a day: it goes on with what is not restored yet"
             ) from error

@@ -14,9 +14,9 @@ from redis.exceptions import ResponseError
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.errors import DelayedError, ServerFull, translate
 from kombu_delayed.inspection.backlog import queues_with
-from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
+from kombu_delayed.store.ledgers import drop_ledger
 from kombu_delayed.store.store import Store
 
 from ..options import CANCEL, OPERATIONS
@@ -30,9 +30,6 @@ SILENT_SECONDS = 60
 
 #: Writers tell so often how far they are.
 TELL_SECONDS = 1.0
-
-#: Parts of a ledger that one call drops, and how many parts there are.
-DROPPED_TOGETHER, SLICES = 64, 4096
 
 RUNNING, SILENT, ENDED, FAILED = "running", "silent", "ended", "failed"
 
@@ -190,23 +187,10 @@ def forget(store: Store, job_id: str, *, force: bool = False) -> int:
                 f"job {job_id!r} is running; its last report was at {found.heard_at:%X} UTC"
             )
     queues = queues_with(store, "ledgers-until")
-    count = sum(_forget_in(store, queue, name) for queue in queues for name in names)
+    count = sum(drop_ledger(store, queue, name) for queue in queues for name in names)
     store.run("DEL", job_report(job_id, prefix))
     for name in names:
         for key in (job_state, job_pace, job_shards):
             store.run("DEL", key(name, prefix))
         store.run("ZREM", jobs(prefix), name)
-    return count
-
-
-def _forget_in(store: Store, queue: str, ledger: str) -> int:
-    """Its own hash last: with it a call that was broken off can be found again."""
-    keys = store.keys(queue)
-    main = keys.job(ledger)
-    if store.run("ZSCORE", keys.ledgers_until, main) is None:
-        return 0
-    parts = [keys.job_slice(ledger, f"{number:03x}") for number in range(SLICES)]
-    count = 0
-    for together in (*chunks(parts, DROPPED_TOGETHER), [main]):
-        count += int(store.ask("drop_ledgers", queue, ledgers=[*together]))
     return count
