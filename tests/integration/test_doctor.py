@@ -235,6 +235,14 @@ def test_a_token_that_nobody_takes(store: Store) -> None:
     assert wrong(store) == {"lease"}
 
 
+def test_ready_messages_with_a_step_of_others(store: Store, client: redis.Redis) -> None:
+    for step in (3, 4, 9, 12):
+        client.lpush(f"q\x06\x16{step}", "{}")
+    found = Doctor(store, "q", fix=True, patience_seconds=0).examine()
+    (finding,) = [each for each in found if each.kind == "step"]
+    assert (finding.fixed, finding.is_wrong, finding.examples) == (0, True, ["step 4: 1 ready"])
+
+
 def test_whose_hands_are_full_need_not_take_tokens(store: Store) -> None:
     store.publish("q", [entry("a"), entry("b")])
     lease(store, want=1)

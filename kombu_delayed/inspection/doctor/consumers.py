@@ -11,6 +11,9 @@ from ..backlog import NEVER_MS, scan
 from ..silence import silence_seconds
 from .examination import Examination, text
 
+#: Celery's priorities are 0 to 9.
+HIGHEST_STEP = 9
+
 #: A consumer that has taken a wake token puts it back or claims within this time.
 PATIENCE_SECONDS = 1.0
 
@@ -27,6 +30,7 @@ class Consumers:
         """Look at all of them."""
         self._leases()
         self._gate()
+        self._other_steps()
         if (pause := self._store.pauses.of(self._queue)) is not None:
             why = f": {pause.why}" if pause.why else ""
             self._case.add("paused", f"by {pause.by}{why}")
@@ -48,6 +52,15 @@ class Consumers:
             # It may have come since.
             if name not in registered and not self._is_registered(name):
                 self._reclaim("unregistered", name, self._store.run("HLEN", key))
+
+    def _other_steps(self) -> None:
+        """What other producers sent with priority steps that nobody here looks at."""
+        run, known = self._store.run, self._keys.priority_steps
+        lists = {n: self._keys.ready_list(n) for n in range(HIGHEST_STEP + 1) if n not in known}
+        if lists and run("EXISTS", *lists.values()):
+            for step, key in lists.items():
+                if count := run("LLEN", key):
+                    self._case.add("step", f"step {step}: {count} ready", fixed=False)
 
     def _silent(self, consumers: Collection[str]) -> list[str]:
         """Those that renew no lease for as long as it is: the server's clock may have been set."""

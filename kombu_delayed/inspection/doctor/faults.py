@@ -45,6 +45,11 @@ KINDS = {
     "unheard": ("expectations wait, but no answer would find them", "linked to their keys again"),
     "dead-lost": ("dead letters have no message", "dropped"),
     "dead-orphan": ("dead letters have no note or no time, so they are not listed", "listed"),
+    "step": (
+        "lists of ready messages have a priority step that is not in the option priority_steps "
+        "here, so workers with the same option never run them",
+        "",
+    ),
     "silent": ("messages can be claimed, but no consumer was told", "wake tokens added"),
     "untaken": (
         "a live consumer without messages takes no wake token (its log may say that it cannot "
