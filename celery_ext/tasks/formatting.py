@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from rich import box
+from rich.console import OverflowMethod
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -101,7 +102,7 @@ def one_line(text: Text) -> Text:
 
 
 def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
-    """An empty table with these headings. Tasks and reasons give way to the others."""
+    """An empty table with these headings. Tasks, reasons and queues give way to the others."""
     made = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -111,7 +112,9 @@ def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) 
         title_style="bold",
     )
     for column in columns:
-        made.add_column(column, no_wrap=column not in ("task", "reason"))
+        overflow: OverflowMethod = "fold" if column == "queue" else "ellipsis"
+        wraps = column in ("task", "reason", "queue")
+        made.add_column(column, no_wrap=not wraps, overflow=overflow)
     for column in numbers:
         made.add_column(column, justify="right", no_wrap=True)
     return made

@@ -132,6 +132,15 @@ def test_list(cli: Cli) -> None:
     assert "there are more" not in cli.text("find", "-n", "2", "--tenant", "acme")
 
 
+def test_a_long_name_leaves_room_for_numbers(empty: Cli) -> None:
+    queue = "a-long-name-of-a-queue." * 9
+    for id in ("one", "two"):
+        empty.send(id, 1 * HOUR, queue=queue)
+    lines = empty.text("count", "-Q", queue).splitlines()
+    assert lines[0].split() == ["queue", "delayed", "due", "ready", "unacked", "dead"]
+    assert lines[2].split()[1:] == ["2", "0", "0", "0", "0"]
+
+
 def test_find_by_arguments(cli: Cli) -> None:
     assert cli.listed("find", "--where", "args.to == ann") == ["one"]
     assert cli.listed("find", "--where", "args.0 contains [bold]") == ["one"]

@@ -2,7 +2,7 @@
 // Shows openapi.json. Text is always set as text: nothing of it is read as HTML.
 function make(tag, text, ...children) {
   const made = document.createElement(tag);
-  if (text) made.textContent = text;
+  if (text) made.textContent = text.replaceAll("`", "");
   made.append(...children);
   return made;
 }
@@ -48,7 +48,7 @@ function operation(api, path, method, of) {
 async function show() {
   const api = await (await fetch("openapi.json")).json();
   const main = document.getElementById("main");
-  main.replaceChildren(make("h1", api.info.title + " " + api.info.version), make("p", api.info.description.replaceAll("`", "")));
+  main.replaceChildren(make("h1", api.info.title + " " + api.info.version), make("p", api.info.description));
   const link = make("a", "openapi.json");
   link.href = "openapi.json";
   main.append(make("p", "", link));
