@@ -178,7 +178,8 @@ class Store(Caller):
     ) -> Call:
         """The script that restores messages, given as (member, record), and its arguments.
 
-        With a `ledger`, kept for so long, each is restored once, even if it has run since.
+        With a `ledger`, which is kept for `ledger_seconds`, each message is restored once, even if
+        it has run since.
         """
         parts = [part for entry in entries for part in entry]
         run = "\x1frun" if ledger else ""  # no member begins like that

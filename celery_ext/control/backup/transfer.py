@@ -164,8 +164,8 @@ def restore(
     """Restore the messages of a file, for one queue or for all, into this broker.
 
     Messages that exist stay as they are. Due messages run at once. After an interruption, call it
-    again within a day: what has run since is not restored again. The whole file is checked first;
-    without `check`, the part before the first damage is restored.
+    again within a day: messages that have run since are not restored again. The whole file is
+    checked first; without `check`, the part before the first damage is restored.
     `progress` is as for `backup`. Raises BackupError if the file is not a complete backup, OSError
     if it cannot be read, and Kombu's OperationalError if the broker fails.
     """
