@@ -20,7 +20,7 @@ from celery_ext.spark.simulation.load import (
 from celery_ext.spark.simulation.model import Arrivals, Fleet, Spread
 from celery_ext.spark.simulation.queue import Tally
 from celery_ext.spark.simulation.result import mark
-from celery_ext.spark.simulation.timeline import timeline
+from celery_ext.spark.simulation.timeline import busiest_rate, timeline
 from kombu_delayed import sizing
 from kombu_delayed.errors import OptionError
 
@@ -139,3 +139,13 @@ def test_the_course_of_a_steady_load(delay: float) -> None:
     points = timeline(slices, waits(slices, fleet), fleet, given)
     mean = sum(point.delayed for point in points) / len(points)
     assert mean == pytest.approx(400_000 / 86_400 * delay, rel=0.02)
+
+
+@pytest.mark.parametrize("hours", [1, 24, 240])
+def test_the_busiest_minute_is_a_minute(hours: int) -> None:
+    """However long the whole is: here on each full hour, and evenly besides."""
+    fleet, rate = Fleet(workers=1_000, slots=8, run_seconds=1), 100
+    given = Arrivals(messages=rate * 3_600 * hours, hours=hours, on_the_hour=0.5)
+    slices = slices_of(arriving(given, fleet))
+    expected = (0.5 * rate * 3_600 + 0.5 * rate * 60) / 60
+    assert busiest_rate(slices, waits(slices, fleet), fleet) == pytest.approx(expected, rel=0.05)

@@ -72,15 +72,15 @@ def result(
     found: Mapping[int, Found],
     classes: Mapping[int, Mapping[int, int]],
     points: Sequence[Point],
+    busiest: float,
     fleet: Fleet,
 ) -> Result:
     """Figures of all `windows` from what came of those that were `simulated`, by their group.
 
-    `classes` are messages by their class of lateness.
+    `classes` are messages by their class of lateness, `busiest` is the rate of the busiest minute.
     """
     total = sum(window.messages for window in windows)
     weights = _weights(total, found)
-    busiest = max(point.start_rate for point in points)
     memory = max(point.memory_bytes for point in points)
     node_bytes, has_events = fleet.node_memory_gib * 2**30, fleet.events > 0
     servers = sizing.servers_for(

@@ -20,7 +20,7 @@ from .load import MOST_SLICES, Slice, Window, arriving, run, sample, slices_of, 
 from .model import MOST_MESSAGES, Arrivals, Fleet
 from .queue import Tally
 from .result import Found, Result, mark, result
-from .timeline import Point, timeline
+from .timeline import Point, busiest_rate, timeline
 
 #: Messages that are simulated by default; of more, a sample is.
 MOST_SIMULATED = 10_000_000
@@ -97,7 +97,8 @@ def simulate(
     chosen = sample(windows, most_messages, fleet)
     done = simulated(spark, chosen, fleet).persist()
     points = timeline(slices, wait, fleet, arrivals)
-    figures = result(windows, chosen, *gathered(done), points, fleet)
+    busiest = busiest_rate(slices, wait, fleet)
+    figures = result(windows, chosen, *gathered(done), points, busiest, fleet)
     return Simulation(figures, points, done)
 
 

@@ -13,6 +13,9 @@ from .model import Arrivals, Fleet, Spread
 #: Points in time that are told of.
 POINTS = 1440
 
+#: Of the busiest one, in seconds.
+MINUTE = 60.0
+
 #: Delays are followed until so few are longer.
 _NEGLIGIBLE = 1e-9
 
@@ -53,6 +56,16 @@ def timeline(
         rates = ((due_at[n + 1] - due_at[n]) / length, (started_at[n + 1] - started_at[n]) / length)
         points.append(Point(times[n], *rates, longest[n], delayed[n], ready, memory))
     return points
+
+
+def busiest_rate(slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet) -> float:
+    """Messages a second that start in the busiest minute, wherever that begins."""
+    started = list(_started(slices, waits, fleet))
+    # It begins or ends where the rate changes.
+    begins = sorted({max(at - ahead, 0.0) for at, _ in started for ahead in (0.0, MINUTE)})
+    ends = _at(started, [at + MINUTE for at in begins])
+    counts = zip(_at(started, begins), ends, strict=True)
+    return max(last - first for first, last in counts) / MINUTE
 
 
 def _due(slices: Sequence[Slice]) -> Iterator[tuple[float, float]]:
