@@ -50,6 +50,16 @@ class Early:
     limit: int
 
 
+class Settled(NamedTuple):
+    """Whether anything may follow from a message; False: it is a copy of one that has ended.
+
+    `answer` came when its time was over, and before that was settled.
+    """
+
+    may_follow: bool
+    answer: str | None
+
+
 class Note(NamedTuple):
     """What is kept of a name. Times are ms since the epoch.
 
@@ -116,16 +126,16 @@ class Correlation:
         )
         return _reply(move(self.store.send, **given))
 
-    def settle(self, name: str, id: str, state: str, kept_ms: int) -> bool:
+    def settle(self, name: str, id: str, state: str, kept_ms: int) -> Settled:
         """Note how a message has ended, before anything follows from it.
 
-        False: it has ended otherwise before, so that this one is a copy and nothing may follow.
         Waits for the replicas: what followed would be there after a failover, and the note not.
         """
         move, given = self.store.call(
             "settle", self.queue, name=name, id=id, state=state, kept_ms=kept_ms
         )
-        return bool(move(self.store.send, **given))
+        found = move(self.store.send, **given)
+        return Settled(bool(found), json.loads(found) if isinstance(found, bytes) else None)
 
     def cancel(self, name: str, kept_ms: int) -> Waiting | None:
         """Expect nothing any more; returns the message that waited, or None."""
@@ -158,7 +168,7 @@ class Correlation:
         open_ids = [each["id"] for _, each in facts if each["state"] == "open"]
         waiting = self._due_times(open_ids)
         for name, each in facts:
-            state, id = each["state"], each.get("id", "")
+            state, id = each.get("ends") or each["state"], each.get("id", "")
             due_ms = waiting.get(id) if state == "open" else None
             yield Note(
                 name,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -53,6 +54,7 @@ def test_any_key(api: httpx.Client, app: Celery, delayed: Delayed, key: str) -> 
         ({"payload": 1, "id": "with space"}, "id"),
         ({"payload": {"__type__": "uuid", "__value__": {"hex": "0" * 32}}}, "payload"),
         ({"payload": {"__type__": "uuid", "__value__": {"hex": "x"}}}, "payload"),
+        ({"payload": json.loads("[" * 102 + "]" * 102)}, "payload"),
     ],
 )
 def test_what_is_no_answer(api: httpx.Client, body: Any, field: str, delayed: Delayed) -> None:

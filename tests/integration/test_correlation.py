@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -108,6 +109,19 @@ def test_ends_of_questions(bench: Bench) -> None:
         "answered",
         "early",
     ]
+
+
+def test_an_answer_after_the_timeout_that_a_worker_gave_back(bench: Bench) -> None:
+    app, queue = bench.app, bench.app.conf.task_default_queue
+    expectation = expect("k", timeout=0.001, app=app)
+    claim = partial(app.delayed.store.deliver, queue, "ends:1:x", 1, 1, lease_ms=60_000)
+    wait_until(lambda: (got := claim()) and got.records, "a worker has it")
+    assert respond(app, "k", 5) == "accepted"
+    assert state(app, "k") == "answered"
+    app.delayed.store.leases.leave(queue, "ends:1:x")
+    with asking(bench):
+        assert expectation.result.get(timeout=LONG_SECONDS) == 5
+    assert respond(app, "k", 6) == "late"
 
 
 def test_canvases_and_results(bench: Bench) -> None:

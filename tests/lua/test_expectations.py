@@ -92,6 +92,33 @@ def test_a_second_answer_is_late(correlation: Correlation, state: str) -> None:
     assert state_of(correlation) == state
 
 
+@pytest.mark.parametrize("state", ["answered", "failed"])
+def test_an_answer_before_its_timeout_is_settled(correlation: Correlation, state: str) -> None:
+    """A consumer has the message, which has no answer in it: it learns of it when it settles."""
+    ask(correlation, "a")
+    at(correlation, NOW_MS + TIMEOUT_MS)
+    assert delivered(correlation) == [None]
+    assert say(correlation, "one", state=state) == ("accepted", "a")
+    assert state_of(correlation) == state
+    assert say(correlation, "one", state=state) == ("accepted", "a")
+    assert say(correlation, "two") == ("late", "a")
+    assert correlation.expect("n", question("b"), TIMEOUT_MS, KEPT_MS) == ("refused", "a")
+    assert ask(correlation, "a") == state
+    for _ in range(2):
+        assert correlation.settle("n", "a", "timed_out", KEPT_MS) == (True, "one")
+    assert (state_of(correlation), say(correlation, "two").said) == (state, "late")
+    assert ask(correlation, "b") == "open"
+
+
+def test_an_early_answer_expires_with_its_queue(
+    correlation: Correlation, client: redis.Redis
+) -> None:
+    client.set("{q}:expires", 60_000)
+    say(correlation, "one")
+    assert ask(correlation, "a") == "answered"
+    assert 0 < client.pttl("q") <= 60_000
+
+
 def test_an_early_answer_is_kept(correlation: Correlation, client: redis.Redis) -> None:
     assert say(correlation, "one") == ("early", "")
     assert say(correlation, "one") == ("early", "")
@@ -120,7 +147,9 @@ def test_a_name_has_one_question_at_a_time(correlation: Correlation, client: red
     say(correlation, "one")
     assert ask(correlation, "b") == "open"
     assert say(correlation, "two") == ("accepted", "b")
-    assert correlation.settle("n", "a", "answered", KEPT_MS), "the first one is not forgotten"
+    assert correlation.settle("n", "a", "answered", KEPT_MS).may_follow, (
+        "the first one is not forgotten"
+    )
 
 
 def test_cancelling(correlation: Correlation, client: redis.Redis) -> None:
@@ -160,7 +189,7 @@ def test_a_policy_may_let_it_wait_again(correlation: Correlation, store: Store) 
     delivered(correlation)
     store.park("q", "A", [(1, "a", NOW_MS + 2 * TIMEOUT_MS)])
     assert say(correlation, "two") == ("late", "a")
-    assert correlation.settle("n", "a", "answered", KEPT_MS)
+    assert correlation.settle("n", "a", "answered", KEPT_MS).may_follow
 
 
 def test_a_backup_on_an_empty_server_takes_answers(
@@ -264,5 +293,5 @@ def test_a_full_server_takes_no_questions(correlation: Correlation, client: redi
         with pytest.raises(ServerFull):
             say(correlation, "early", "k")
         assert all_keys(client) == before
-        assert correlation.settle("n", "a", "timed_out", KEPT_MS)
+        assert correlation.settle("n", "a", "timed_out", KEPT_MS).may_follow
         assert say(correlation, "one", "o").said == "accepted"

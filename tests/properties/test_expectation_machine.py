@@ -96,8 +96,12 @@ class World:
         for key, tag, text in self._next("delivered"):
             id = key.split()[0]
             state = "timed_out" if text is None else text.split()[0]
-            may = self.correlation.settle(self.asked[id], id, state, 10**9)
-            self.held[key] = (tag, text, "settled" if may else "sent")
+            may_follow, late = self.correlation.settle(self.asked[id], id, state, 10**9)
+            self.held[key] = (
+                tag,
+                text if late is None else late,
+                "settled" if may_follow else "sent",
+            )
 
     def send(self) -> None:
         for key, tag, text in self._next("settled"):

@@ -15,7 +15,7 @@ from kombu.utils.json import loads
 from celery_ext.app import signals
 from celery_ext.errors import AnswerFailed, AnswerTimeout
 from kombu_delayed.errors import UNREACHABLE, NotReplicated
-from kombu_delayed.inspection.expectations import ANSWER_HEADER
+from kombu_delayed.inspection.expectations import ANSWER_HEADER, Settled
 
 from .expectation_queue import ExpectationQueue, name_of
 
@@ -77,8 +77,11 @@ def _sent(task: Task, key: str, tenant: str | None, given: dict[str, Any]) -> tu
     """
     id = task.request.id
     try:
-        state, content = _end(task, key)
-        if not _settle(task, key, tenant, state):
+        state, content = _end(key, (task.request.headers or {}).get(ANSWER_HEADER))
+        settled = _settle(task, key, tenant, state)
+        if settled.answer is not None:
+            state, content = _end(key, settled.answer)
+        if not settled.may_follow:
             logger.warning("Expectation %s of %r has already ended: nothing is sent", id, key)
             raise Ignore()
         if given[state] is not None:
@@ -95,16 +98,15 @@ def _sent(task: Task, key: str, tenant: str | None, given: dict[str, Any]) -> tu
     return state, content
 
 
-def _end(task: Task, key: str) -> tuple[str, Any]:
+def _end(key: str, text: str | None) -> tuple[str, Any]:
     """State and what follows is to be given: without an answer the time is over."""
-    text = (task.request.headers or {}).get(ANSWER_HEADER)
     if text is None:
         return "timed_out", key
     answer = loads(text)
     return ("failed", answer["error"]) if "error" in answer else ("answered", answer["payload"])
 
 
-def _settle(task: Task, key: str, tenant: str | None, state: str) -> bool:
+def _settle(task: Task, key: str, tenant: str | None, state: str) -> Settled:
     queue, id = ExpectationQueue(task.app), task.request.id
     name, kept_ms = name_of(key, tenant), queue.options.remember_ms
     return queue.move(lambda correlation: correlation.settle(name, id, state, kept_ms))

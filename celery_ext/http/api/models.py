@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
-from .fields import Cursor, Given, Id, Moment, Name, Span, Timed, Where
+from .fields import Cursor, Given, Id, Moment, Name, Span, Timed, Where, check_plain
 
 Status = Literal[
     "scheduled",
@@ -337,6 +337,7 @@ class NewAnswer(Given):
     def _one(self) -> NewAnswer:
         if ("payload" in self.model_fields_set) == (self.error is not None):
             raise ValueError("payload: give either payload or error")
+        check_plain(self, "payload")
         return self
 
 

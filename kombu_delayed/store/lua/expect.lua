@@ -5,7 +5,7 @@
 -- arguments: now partition_size:number bucket_bytes:number steps event_limit:number name id record timeout_ms:number kept_ms:number
 --   record: priority step + message, with the header delayed_answer null
 --   kept_ms: how long it is known afterwards how it ended
--- include: clock waiting ready buckets bucket_add backlog events unique notes awaited
+-- include: clock waiting ready buckets bucket_add backlog events unique notes awaited expiry
 -- returns {'open', 'answered', 'failed', 'timed_out' or 'cancelled'; or 'refused', as another one is open, id of
 --   the one that counts}; O(log n)
 clear_past(expectations, expectations_until)
@@ -13,7 +13,8 @@ clear_past(answers, answers_until)
 local note = facts_of(expectations, name)
 local open = open_message(name, note)
 if open then return {id_of(open) == id and 'open' or 'refused', id_of(open)} end
-if note and note.id == id then return {note.state == 'open' and 'timed_out' or note.state, id} end
+if note and note.id == id then return {note.ends or note.state == 'open' and 'timed_out' or note.state, id} end
+if note and note.answer and note.state == 'open' then return {'refused', note.id} end
 
 local early = facts_of(answers, name)
 if early then
@@ -21,6 +22,7 @@ if early then
   forget(answers, answers_until, name)
   note_settled(name, id, early.state, early.answer_id, kept_ms)
   announce_ready()
+  expire_as_noted()
   return {early.state, id}
 end
 

@@ -1,5 +1,6 @@
--- respond: give the message that waits for it its answer, which makes it ready; or keep an answer whose question has
--- yet to come. Twice is safe: the same answer is told the same again.
+-- respond: give the message that waits for it its answer, which makes it ready. Where its time is over and no consumer
+-- has settled that, `settle` gives it the answer. Or keep an answer whose question has yet to come.
+-- Twice is safe: the same answer is told the same again.
 -- keys: partitions delayed messages duplicates wake unique unique_due expectations expectations_until answers
 -- keys: answers_until events ready...
 -- arguments: now steps event_limit:number name answer_id state answer kept_ms:number early_ms:number
@@ -15,6 +16,7 @@ clear_past(expectations, expectations_until)
 clear_past(answers, answers_until)
 local note = facts_of(expectations, name)
 if note and note.answer_id == answer_id then return {'accepted', note.id} end
+if note and note.answer then return {'late', note.id} end
 
 local member, kept = open_message(name, note)
 if member then
@@ -27,7 +29,12 @@ if member then
   expire_as_noted()
   return {'accepted', id_of(member)}
 end
-if note then return {'late', note.id} end  -- it has ended, or a consumer has it and so its time is over
+if note and note.state == 'open' and (note.due_ms or now_ms + 1) <= now_ms then
+  note.answer_id, note.answer, note.ends = answer_id, answer, state
+  keep_until(expectations, expectations_until, name, note, math.max(note.until_ms, now_ms + kept_ms))
+  return {'accepted', note.id}
+end
+if note then return {'late', note.id} end  -- it has ended, or was taken out of the backlog before its time
 
 local early = facts_of(answers, name)
 if early then return {early.answer_id == answer_id and 'early' or 'late', ''} end

@@ -5,10 +5,18 @@
 --   state: answered, failed or timed_out
 --   kept_ms: how long it is known afterwards how it ended
 -- include: clock notes
--- returns 1, or 0 where it has ended otherwise: then this message is a copy; O(log n)
+-- returns 1, or 0 where it has ended otherwise: then this message is a copy; or the answer, a string of JSON, that came
+--   after its time and before this; O(log n)
 redis.call('ZREM', expectations_until, '')  -- a full server lets a script write that has freed memory first
 local note = facts_of(expectations, name)
 if not note or note.id ~= id then return 1 end
+if note.answer and state == 'timed_out' then
+  if note.state == 'open' then
+    note.state, note.at_ms = note.ends, now_ms
+    keep_until(expectations, expectations_until, name, note, now_ms + kept_ms)
+  end
+  return note.answer
+end
 if note.state ~= 'open' then return note.state == state and 1 or 0 end
 note_settled(name, id, state, nil, kept_ms)
 return 1
