@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.utils.json import loads
 
 from ..connection.stock import stock_consumers
-from ..errors import MessageError
+from ..errors import MessageError, OptionError
 from ..message.envelope import due, open_envelope, to_json
 from ..store.store import CALL_LIMIT, chunks
 from .migration import Entry, Migration, text_of
@@ -23,6 +23,12 @@ LIST_WALK = 1_000_000
 
 #: Stands for "whenever" where a time in seconds is compared.
 ALWAYS = 1e300
+
+
+def _seconds(name: str, given: Any) -> float:
+    if isinstance(given, (int, float)) and given >= 0:
+        return given
+    raise OptionError(f"{name}={given!r} is not a number of seconds")
 
 
 class ToDelayed(Migration):
@@ -38,15 +44,16 @@ class ToDelayed(Migration):
         **_: Any,
     ) -> None:
         super().__init__(channel, queues, dry=dry)
-        longest = channel.visibility_timeout
-        self.older_than_seconds = longest if older_than_seconds is None else older_than_seconds
+        self._longest = _seconds("visibility_timeout", channel.visibility_timeout)
+        given = self._longest if older_than_seconds is None else older_than_seconds
+        self.older_than_seconds = _seconds("older_than_seconds", given)
         self._unacked = channel.global_keyprefix + channel.unacked_key
         self._index = channel.global_keyprefix + channel.unacked_index_key
         self._table = cache(channel.get_table)
 
     def blockers(self) -> list[str]:
         """Running stock workers: messages taken from them too early would run twice."""
-        if self.older_than_seconds >= self.channel.visibility_timeout:
+        if self.older_than_seconds >= self._longest:
             return []
         running = stock_consumers(self.client)
         if not running:

@@ -436,6 +436,8 @@ def test_options_reach_the_transport(stock: Connect, server: Server, client: red
         ("--priority-steps", "high", "write numbers"),
         ("--option", "sep", "write name=value"),
         ("--older-than", "-1", "-1"),
+        ("--older-than", "nan", "older_than_seconds=nan is not a number of seconds"),
+        ("--option", "visibility_timeout=abc", "visibility_timeout='abc' is not a number"),
         ("--option", "delayed_poll_secs=1", "did you mean"),
         ("--option", "unacked_kye=held", "did you mean 'unacked_key'"),
     ],
