@@ -104,7 +104,7 @@ class Pool(AsynPool):
     """A pool of one process that ends a few looks after its files were closed."""
 
     def __init__(self, looks: int) -> None:
-        self.process = SimpleNamespace()
+        self.process = SimpleNamespace(_sentinel_poll=None)
         self._pool = [self.process]
         self._looks = looks
 
