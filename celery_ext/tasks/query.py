@@ -149,7 +149,7 @@ def ids_of(given: str | Iterable[str]) -> list[str]:
     """The ids of one task or of several, once each. Raises QueryError for what is not an id."""
     ids = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
     for id in ids:
-        if not (isinstance(id, str) and id):
+        if not isinstance(id, str):
             raise QueryError(f"{id!r} is not the id of a task: give text, such as result.id")
     return [*dict.fromkeys(ids)]
 
