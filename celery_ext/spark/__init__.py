@@ -10,12 +10,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.errors import OptionError
+from kombu_delayed.store.ledgers import CANCEL, RESCHEDULE, SCHEDULE
 
 from .connect import connected
 from .options import (
-    CANCEL,
-    RESCHEDULE,
-    SCHEDULE,
     BrokerOptions,
     ReadOptions,
     WriteOptions,

@@ -17,11 +17,9 @@ from celery_ext.app.settings import suggestion
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.message.envelope import eta_to_ms
+from kombu_delayed.store.ledgers import OPERATIONS, SCHEDULE
 
 Self = TypeVar("Self", bound="BrokerOptions")
-
-SCHEDULE, CANCEL, RESCHEDULE, RESTORE = "schedule", "cancel", "reschedule", "restore"
-OPERATIONS = (SCHEDULE, CANCEL, RESCHEDULE, RESTORE)
 
 #: So end the names of ledgers of jobs that do not schedule: a job of such a name would share one.
 LEDGERS = tuple(f":{each}" for each in OPERATIONS if each != SCHEDULE)

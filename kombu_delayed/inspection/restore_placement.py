@@ -32,6 +32,11 @@ def by_shard(
         yield home, missing, [found[n] for n in sorted(there)]
 
 
+def with_noted(items: Iterable[Item], there: Iterable[Item]) -> list[Item]:
+    """What goes to a shard, and by name what another one has: it may have run by the next time."""
+    return [*items, *((member, b"") for member, _ in there)]
+
+
 def _home(store: Store, queue: str, item: Item) -> str:
     id = item[0].partition(b"\x1f")[0].decode(errors="surrogateescape")
     if len(item) == 2 and b'"delayed_unique":' in item[1]:

@@ -1,12 +1,115 @@
-"""What a job has done with which id, as scripts note it in each queue."""
+"""What a job has done with which id: each row has its effect once, whoever runs it how often.
+
+Spark runs a task again when it fails, and a slow one twice at a time; a restore is repeated after
+an interruption; a message may have run and gone before that. The ledger is written by the same
+script call that schedules.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
 from .calls.caller import chunks
+from .calls.scripts import Call
+from .calls.shards import Shards
+from .keys import job_shards
 from .store import Store
+
+SCHEDULE, CANCEL, RESCHEDULE, RESTORE = "schedule", "cancel", "reschedule", "restore"
+OPERATIONS = (SCHEDULE, CANCEL, RESCHEDULE, RESTORE)
 
 #: Parts of a ledger that one call drops, and how many parts there are.
 DROPPED_TOGETHER, SLICES = 64, 4096
+
+#: The ledger's field with how many ids are in its parts; no id begins like that.
+IN_SLICES = "\x1fin-slices"
+
+#: The scripts that write to a ledger, by what they do.
+ONCE = {SCHEDULE: "schedule_once", RESCHEDULE: "reschedule_once", RESTORE: "restore"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, and one run of it: all attempts of all tasks of one write.
+
+    `seconds` is how long the ledger is kept. What is done under the same id by another operation
+    is another job: what was scheduled may be rescheduled.
+    """
+
+    id: str
+    run: str
+    seconds: int
+    operation: str = SCHEDULE
+
+    @property
+    def ledger(self) -> str:
+        """What the ledgers of a job are called, in each queue."""
+        return self.id if self.operation == SCHEDULE else f"{self.id}:{self.operation}"
+
+    @property
+    def counter(self) -> str:
+        """The ledger's field with what this run has done; no id begins like that."""
+        return f"\x1f{self.run}"
+
+
+class JobShards(Shards):
+    """Shards as they were when a job began: a ledger knows the messages of its own shard only."""
+
+    def __init__(self, store: Store, job: Job) -> None:
+        vars(self).update(vars(copy(store.shards)))
+        self._job, self._store = job, store
+        self._begun: dict[str, int] = {}
+
+    def count(self, queue: str) -> int:
+        """The same each time that the job is run."""
+        if queue not in self._begun:
+            run, older = self._store.run, job_shards(self._job.ledger, self._store.keys("").prefix)
+            count = int(run("HGET", older, queue) or super().count(queue))
+            given = {"ledger_seconds": self._job.seconds, "count": count}
+            self._begun[queue] = self._store.ask("spread", queue, self._job.ledger, **given)
+        return self._begun[queue]
+
+
+class LedgerStore(Store):
+    """A store that does each thing once in a job; `queues` are those that it was done in."""
+
+    def __init__(self, store: Store, job: Job) -> None:
+        vars(self).update(vars(copy(store)))
+        self.job = job
+        self.shards = JobShards(store, job)
+        self.queues: set[str] = set()
+
+    def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
+        """As of any store; what a ledger is for it does for what the job has not dealt with."""
+        if name not in ONCE:
+            return super().call(name, queue, owner, **given)
+        self.queues.add(queue)
+        given |= {"run": self.job.counter, "ledger_seconds": self.job.seconds}
+        return super().call(ONCE[name], queue, self.job.ledger, **given)
+
+    def reschedule_call(self, queue: str, moves: Sequence[tuple[str, str, str]]) -> Call:
+        """Moves, given as (id, due, eta), for ids that the job has not dealt with before."""
+        entries = [text for move in moves for text in move]
+        return self.call("reschedule", queue, whole=1, entries=entries)
+
+    def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
+        """As of any store; that they are gone is ledger enough."""
+        self.queues.add(queue)
+        return super().cancel_call(queue, ids, f"job:{self.job.id}" if how == "all" else how)
+
+
+def done_by_run(store: Store, job: Job, queue: str) -> int:
+    """How many messages a run has made or moved, also in attempts that did not count."""
+    return int(store.run("HGET", store.keys(queue).job(job.ledger), job.counter) or 0)
+
+
+def dealt_with(store: Store, job: Job, queue: str) -> int:
+    """About how many ids a job has dealt with, in all of its runs."""
+    key = store.keys(queue).job(job.ledger)
+    return int(store.run("HLEN", key)) + int(store.run("HGET", key, IN_SLICES) or 0)
 
 
 def drop_ledger(store: Store, queue: str, ledger: str) -> int:
@@ -18,7 +121,7 @@ def drop_ledger(store: Store, queue: str, ledger: str) -> int:
     main = keys.job(ledger)
     if store.run("ZSCORE", keys.ledgers_until, main) is None:
         return 0
-    is_sliced = store.run("HEXISTS", main, "\x1fin-slices")
+    is_sliced = store.run("HEXISTS", main, IN_SLICES)
     parts = [keys.job_slice(ledger, f"{n:03x}") for n in range(SLICES if is_sliced else 0)]
     count = 0
     for together in (*chunks(parts, DROPPED_TOGETHER), [main]):

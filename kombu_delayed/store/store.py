@@ -169,23 +169,10 @@ class Store(Caller):
         """The script that cancels and its arguments, for who sends it in a pipeline."""
         return self.call("cancel", queue, how=how, ids=ids)
 
-    def restore_call(
-        self,
-        queue: str,
-        entries: Sequence[tuple[bytes, ...]],
-        ledger: str = "",
-        ledger_seconds: int = 0,
-    ) -> Call:
-        """The script that restores messages, given as (member, record), and its arguments.
-
-        With a `ledger`, which is kept for `ledger_seconds`, each message is restored once, even if
-        it has run since.
-        """
+    def restore_call(self, queue: str, entries: Sequence[tuple[bytes, ...]]) -> Call:
+        """The script that restores messages, given as (member, record), and its arguments."""
         parts = [part for entry in entries for part in entry]
-        run = "\x1frun" if ledger else ""  # no member begins like that
-        return self.call(
-            "restore", queue, ledger, run=run, ledger_seconds=ledger_seconds, entries=parts
-        )
+        return self.call("restore", queue, "", run="", ledger_seconds=0, entries=parts)
 
     def deliver(
         self, queue: str, consumer: str, want: int, tag: int, gate: Gate | None = None, **more: Any

@@ -8,9 +8,8 @@ from celery import Celery
 from celery_ext.control.changes.revoked import Revoked
 from celery_ext.control.delayed import Delayed
 from celery_ext.http.service.create_once import OnceStore
-from celery_ext.spark.options import RESCHEDULE, RESTORE, SCHEDULE
-from celery_ext.spark.sink.job_ledger import Job, LedgerStore
 from kombu_delayed.store.keys import QueueKeys
+from kombu_delayed.store.ledgers import RESCHEDULE, RESTORE, SCHEDULE, Job, LedgerStore
 from kombu_delayed.store.policies.overrides import Override
 from kombu_delayed.store.store import Store
 from tests.kit.servers import Server

@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from celery_ext.http.service.create_once import OnceStore
-from celery_ext.spark.sink.job_ledger import Job, LedgerStore, dealt_with
 from kombu_delayed.errors import ServerFull
 from kombu_delayed.store.keys import job_shards
+from kombu_delayed.store.ledgers import Job, LedgerStore, dealt_with
 from kombu_delayed.store.store import Store
 from tests.kit.claims import full
 from tests.kit.state import entry, seed, state

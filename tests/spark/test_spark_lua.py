@@ -9,14 +9,10 @@ import redis
 
 from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
-from celery_ext.spark.sink.job_ledger import (
-    Job,
-    LedgerStore,
-    done_by_run,
-)
 from kombu_delayed.connection.commands import numbers
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.events import newest, pages, read
+from kombu_delayed.store.ledgers import Job, LedgerStore, done_by_run
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import entry, message, promoted, state
 

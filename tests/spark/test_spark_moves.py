@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_ext.spark.options import RESCHEDULE
-from celery_ext.spark.sink.job_ledger import Job, LedgerStore
 from celery_ext.spark.source.paging import Pager, Span, plan
 from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.ledgers import RESCHEDULE, Job, LedgerStore
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.state import entry, message
 

@@ -21,9 +21,9 @@ from celery_ext.spark import cancel, reschedule, schedule
 from celery_ext.spark.arrow import slices
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink import pace as pacing
-from celery_ext.spark.sink.job_ledger import Job
 from celery_ext.spark.sink.pace import Pace
 from celery_ext.spark.sink.write import BacklogWriter, batches
+from kombu_delayed.store.ledgers import Job
 from kombu_delayed.store.store import Store
 from kombu_delayed.transport.batch import Outbox
 from tests.kit.spark import counts, numbered

@@ -19,9 +19,10 @@ from pyspark.sql.types import StructType
 from celery_ext.spark import forget_job, job_report, jobs
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink import registry
-from celery_ext.spark.sink.job_ledger import Job, JobReport, LedgerStore, keep_report
+from celery_ext.spark.sink.job_ledger import JobReport, keep_report
 from celery_ext.spark.sink.registry import JobRuns, JobState, Progress
 from celery_ext.spark.sink.write import BacklogWriter, RowsLost
+from kombu_delayed.store.ledgers import Job, LedgerStore
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.spark import Run

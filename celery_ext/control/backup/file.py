@@ -8,7 +8,7 @@ import os
 import secrets
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -174,7 +174,7 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def blocks(path: str | os.PathLike[str]) -> Iterator[Block]:
+def blocks(path: str | os.PathLike[str]) -> Generator[Block, None, None]:
     """The blocks of a file, each checked before it is given, the whole with the last one.
 
     Raises BackupError that names the place, and OSError where the file cannot be read.

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
@@ -21,15 +21,15 @@ from celery_ext.tasks.progress import Progress, reporting
 from kombu_delayed.connection.commands import numbers
 from kombu_delayed.errors import translate
 from kombu_delayed.inspection import backlog as backlogs
-from kombu_delayed.inspection.restore_placement import Item, by_shard
+from kombu_delayed.inspection.restore_placement import Item, by_shard, with_noted
 from kombu_delayed.message.compressing import MARK
 from kombu_delayed.store.calls.scripts import whole
 from kombu_delayed.store.calls.shards import queue_of
-from kombu_delayed.store.ledgers import drop_ledger
+from kombu_delayed.store.ledgers import RESTORE, Job, LedgerStore, drop_ledger
 from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
 from kombu_delayed.transport.batch import Pipeline
 
-from .file import DEAD, HEADER, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
+from .file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 
 #: Messages that one call puts back: a millisecond of the server.
 RESTORE_LIMIT = 100
@@ -171,8 +171,16 @@ def restore(
     """
     facts = inspect(path) if check else {"messages": 0, "dead": 0}
     total = facts["messages"] + facts["dead"]
+    store = LedgerStore(delayed.store, _job_of(path))
     with reporting(progress, range(total), "restore") as done:
-        return _Restore(delayed.store, queue, done).run(path)
+        return _Restore(store, queue, done).run(path)
+
+
+def _job_of(path: FilePath) -> Job:
+    """The same for each restore of a file, until one has come to its end."""
+    with closing(blocks(path)) as found:
+        name = sha256(next(found).content).hexdigest()[:20]
+    return Job(f"file-{name}", "run", RESUME_SECONDS, RESTORE)
 
 
 def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
@@ -196,27 +204,23 @@ def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
 
 
 class _Restore:
-    def __init__(self, store: Store, queue: str | None, done: Progress) -> None:
+    def __init__(self, store: LedgerStore, queue: str | None, done: Progress) -> None:
         self.report = RestoreReport()
         self._store = store
         self._queue = queue
         self._done = done
         self._pipeline = Pipeline(store, self._count)
-        self._ledger = ""
-        self._shards: set[str] = set()
 
     def run(self, path: FilePath) -> RestoreReport:
         """Once for each message, until it has come to the end of the file."""
         try:
             for block in blocks(path):
-                if block.kind == HEADER:
-                    self._ledger = f"file-{sha256(block.content).hexdigest()[:20]}:restore"
-                elif block.kind in (MESSAGES, DEAD):
+                if block.kind in (MESSAGES, DEAD):
                     self._send(block)
             with self._failing():
                 self._pipeline.confirm()
-                for shard in self._shards:
-                    drop_ledger(self._store, shard, self._ledger)
+                for each in self._store.queues | self.report.queues.keys():
+                    drop_ledger(self._store, each, self._store.job.ledger)
             return self.report
         finally:
             self._pipeline.close()
@@ -241,10 +245,8 @@ class _Restore:
     def _messages(
         self, shard: str, items: list[Item], there: list[Item]
     ) -> Iterator[tuple[Any, ...]]:
-        self._shards.add(shard)
-        # What another shard has is noted, too: it may have run when this is repeated.
-        for part in chunks([*items, *((member, b"") for member, _ in there)], RESTORE_LIMIT):
-            yield whole(*self._store.restore_call(shard, part, self._ledger, RESUME_SECONDS))
+        for part in chunks(with_noted(items, there), RESTORE_LIMIT):
+            yield whole(*self._store.restore_call(shard, part))
 
     def _letters(
         self, shard: str, items: list[Item], there: list[Item]

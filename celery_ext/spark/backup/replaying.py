@@ -18,13 +18,14 @@ from pyspark.sql import functions as F
 
 from kombu_delayed.errors import DelayedError
 from kombu_delayed.message.envelope import eta_to_ms
+from kombu_delayed.store.ledgers import Job
 from kombu_delayed.store.store import CALL_LIMIT
 
 from ..connect import connected
 from ..options import BrokerOptions, WriteOptions
 from ..reports.queries import event_order
 from ..sink.backup_rows import COLUMNS, IS_THERE
-from ..sink.job_ledger import Job, JobReport
+from ..sink.job_ledger import JobReport
 from ..sink.pace import Pace
 from .held import in_broker
 from .transfer import restore

@@ -16,13 +16,14 @@ from pyspark.sql import functions as F
 
 from celery_ext import Delayed
 from celery_ext.errors import BackupError
+from kombu_delayed.store.ledgers import RESTORE, Job, LedgerStore, dealt_with
 
 from .. import backlog, run_job
 from ..connect import app_of, connected
 from ..events.archive_files import exists
-from ..options import RESTORE, ReadOptions, WriteOptions
+from ..options import ReadOptions, WriteOptions
 from ..sink.backup_rows import COLUMNS, VERSION, check_version
-from ..sink.job_ledger import Job, JobReport, LedgerStore, dealt_with
+from ..sink.job_ledger import JobReport
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 

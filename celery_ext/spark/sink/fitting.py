@@ -20,8 +20,9 @@ from celery_ext.app.settings import suggestion
 from celery_ext.tasks.body import CELERY_HEADERS
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message.envelope import parse_iso8601
+from kombu_delayed.store.ledgers import CANCEL, RESCHEDULE, SCHEDULE
 
-from ..options import CANCEL, FAIL, HEADERS, KWARGS, RESCHEDULE, SCHEDULE, WriteOptions
+from ..options import FAIL, HEADERS, KWARGS, WriteOptions
 
 _NUMBER = r"tinyint|smallint|int|bigint|float|double|decimal\(.*\)"
 _WHOLE = "tinyint|smallint|int|bigint"

@@ -1,50 +1,14 @@
-"""What a job has done with which id: each row has its effect once, whoever runs it how often.
-
-Spark runs a task again when it fails, and a slow one twice at a time; a message may have run and
-gone before that. The ledger is written by the same script call that schedules.
-"""
+"""What is kept of a job's run for whoever asks for it later."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from kombu_delayed.store.calls.scripts import Call, script
-from kombu_delayed.store.calls.shards import Shards
-from kombu_delayed.store.keys import job_report, job_shards
+from kombu_delayed.store.calls.scripts import script
+from kombu_delayed.store.keys import job_report
+from kombu_delayed.store.ledgers import Job
 from kombu_delayed.store.store import Store
-
-from ..options import SCHEDULE
-
-#: The scripts that write to a ledger, by what they do.
-ONCE = {"schedule": "schedule_once", "reschedule": "reschedule_once", "restore": "restore"}
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job, and one run of it: all attempts of all tasks of one write.
-
-    `seconds` is how long the ledger is kept. What is done under the same id by another operation
-    is another job: what was scheduled may be rescheduled.
-    """
-
-    id: str
-    run: str
-    seconds: int
-    operation: str = SCHEDULE
-
-    @property
-    def ledger(self) -> str:
-        """What the ledgers of a job are called, in each queue."""
-        return self.id if self.operation == SCHEDULE else f"{self.id}:{self.operation}"
-
-    @property
-    def counter(self) -> str:
-        """The ledger's field with what this run has done; no id begins like that."""
-        return f"\x1f{self.run}"
 
 
 @dataclass
@@ -62,63 +26,6 @@ class JobReport:
     refused: int = 0
     queues: dict[str, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
-
-
-class JobShards(Shards):
-    """Shards as they were when a job began: a ledger knows the messages of its own shard only."""
-
-    def __init__(self, store: Store, job: Job) -> None:
-        vars(self).update(vars(copy(store.shards)))
-        self._job, self._store = job, store
-        self._begun: dict[str, int] = {}
-
-    def count(self, queue: str) -> int:
-        """The same each time that the job is run."""
-        if queue not in self._begun:
-            run, older = self._store.run, job_shards(self._job.ledger, self._store.keys("").prefix)
-            count = int(run("HGET", older, queue) or super().count(queue))
-            given = {"ledger_seconds": self._job.seconds, "count": count}
-            self._begun[queue] = self._store.ask("spread", queue, self._job.ledger, **given)
-        return self._begun[queue]
-
-
-class LedgerStore(Store):
-    """A store that does each thing once in a job; `queues` are those that it was done in."""
-
-    def __init__(self, store: Store, job: Job) -> None:
-        vars(self).update(vars(copy(store)))
-        self.job = job
-        self.shards = JobShards(store, job)
-        self.queues: set[str] = set()
-
-    def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
-        """As of any store; what a ledger is for it does for what the job has not dealt with."""
-        if name not in ONCE:
-            return super().call(name, queue, owner, **given)
-        self.queues.add(queue)
-        given |= {"run": self.job.counter, "ledger_seconds": self.job.seconds}
-        return super().call(ONCE[name], queue, self.job.ledger, **given)
-
-    def reschedule_call(self, queue: str, moves: Sequence[tuple[str, str, str]]) -> Call:
-        """Moves, given as (id, due, eta), for ids that the job has not dealt with before."""
-        entries = [text for move in moves for text in move]
-        return self.call("reschedule", queue, whole=1, entries=entries)
-
-    def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
-        """As of any store; that they are gone is ledger enough."""
-        self.queues.add(queue)
-        return super().cancel_call(queue, ids, f"job:{self.job.id}" if how == "all" else how)
-
-
-def done_by_run(store: Store, job: Job, queue: str) -> int:
-    """How many messages a run has made or moved, also in attempts that did not count."""
-    return int(store.run("HGET", store.keys(queue).job(job.ledger), job.counter) or 0)
-
-
-def dealt_with(store: Store, job: Job, queue: str) -> int:
-    """About how many ids a job has dealt with, in all of its runs."""
-    key = store.keys(queue).job(job.ledger)
-    return int(store.run("HLEN", key)) + int(store.run("HGET", key, "\x1fin-slices") or 0)
 
 
 def keep_report(store: Store, job: Job, report: JobReport) -> None:

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace
+from kombu_delayed.store.ledgers import Job
 from kombu_delayed.store.store import Store
 
 from ..options import WriteOptions
-from .job_ledger import Job
 
 T = TypeVar("T")
 

@@ -16,11 +16,10 @@ from kombu_delayed.errors import DelayedError, ServerFull, translate
 from kombu_delayed.inspection.backlog import queues_with
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
-from kombu_delayed.store.ledgers import drop_ledger
+from kombu_delayed.store.ledgers import CANCEL, OPERATIONS, Job, drop_ledger
 from kombu_delayed.store.store import Store
 
-from ..options import CANCEL, OPERATIONS
-from .job_ledger import Job, JobReport
+from .job_ledger import JobReport
 
 #: So many jobs are listed; older ones can be run again, too.
 JOBS = 1_000

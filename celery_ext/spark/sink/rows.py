@@ -13,9 +13,10 @@ import pyarrow
 from celery_ext.control.bulk.rows import Call, Pattern, RowError, Timed, check_time
 from celery_ext.tasks.times import from_ms, from_now_ms
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
+from kombu_delayed.store.ledgers import CANCEL, RESCHEDULE, SCHEDULE
 
 from ..arrow import Unreadable, iso_times, lists, slices, to_python
-from ..options import CANCEL, RESCHEDULE, SCHEDULE, WriteOptions
+from ..options import WriteOptions
 from .fitting import BARE_NUMBER, COLUMNS, extra_columns, fitted
 from .key_ids import key_id
 

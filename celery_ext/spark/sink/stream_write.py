@@ -16,9 +16,9 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from kombu_delayed.errors import OptionError
+from kombu_delayed.store.ledgers import Job
 
 from ..options import WriteOptions
-from .job_ledger import Job
 from .write import BacklogWriter, Written
 
 #: Where Spark tells a task of its query, by an id that the checkpoint keeps, and of its batch.

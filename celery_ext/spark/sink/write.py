@@ -21,17 +21,18 @@ from celery_ext import Delayed
 from celery_ext.control.bulk.schedule import schedule_many
 from kombu_delayed.connection.commands import numbers
 from kombu_delayed.errors import DelayedError, OptionError
-from kombu_delayed.inspection.restore_placement import by_shard
+from kombu_delayed.inspection.restore_placement import by_shard, with_noted
 from kombu_delayed.store.calls.scripts import Call, whole
 from kombu_delayed.store.calls.shards import is_shard, queue_of
+from kombu_delayed.store.ledgers import CANCEL, RESTORE, SCHEDULE, Job, LedgerStore, done_by_run
 from kombu_delayed.store.store import Store, chunks
 from kombu_delayed.transport.batch import BATCH_BYTES, Pipeline
 
 from ..connect import connected
-from ..options import CANCEL, DROP, RESTORE, SCHEDULE, WriteOptions
+from ..options import DROP, WriteOptions
 from .backup_rows import BackupRows, check_backup
 from .fitting import COLUMNS, check_columns, extra_columns
-from .job_ledger import Job, JobReport, LedgerStore, done_by_run, keep_report
+from .job_ledger import JobReport, keep_report
 from .pace import Pace, jitter_seconds
 from .registry import Progress, begin, end
 from .rejects import Rejects, discard, publish
@@ -209,7 +210,7 @@ class BacklogWriter(DataSourceArrowWriter):
             yield from ((shard, items) for shard in store.shards.all(queue))
             return
         for shard, part, there in by_shard(store, queue, items):
-            yield shard, [*part, *((member, b"") for member, _ in there)]
+            yield shard, with_noted(part, there)
 
     def _call(self, store: LedgerStore, queue: str, part: Any) -> Call:
         if self.options.operation == CANCEL:
