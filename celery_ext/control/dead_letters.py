@@ -45,8 +45,9 @@ class Dead:
 
     def show(self, task_id: str, queue: str | None = None) -> DeadTask | None:
         """The dead letter of a task, or None."""
+        (id,) = ids_of([task_id])
         for letters in self._each(queue):
-            if (letter := letters.get(*ids_of([task_id]))) is not None:
+            if (letter := letters.get(id)) is not None:
                 return DeadTask(letters.queue, letter)
         return None
 

@@ -29,7 +29,7 @@ if member then
   expire_as_noted()
   return {'accepted', id_of(member)}
 end
-if note and note.state == 'open' and (note.due_ms or now_ms + 1) <= now_ms then
+if note and note.state == 'open' and note.due_ms and note.due_ms <= now_ms then
   note.answer_id, note.answer, note.ends = answer_id, answer, state
   keep_until(expectations, expectations_until, name, note, math.max(note.until_ms, now_ms + kept_ms))
   return {'accepted', note.id}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kombu.utils.json import loads
 from starlette.responses import Response
 
-from celery_ext.control.answers.answering import EARLY, LATE, UNKNOWN, written
+from celery_ext.control.answers.answering import EARLY, LATE, UNKNOWN
 from celery_ext.control.answers.expectation_queue import KEY_LENGTH
 from celery_ext.errors import AnswersFull, ExpectationError
 from celery_ext.http.problems import Problem, busy
@@ -47,17 +46,9 @@ def _give(call: Call, key: str, new: NewAnswer) -> str:
     try:
         if new.error is not None:
             return expectations.fail(key, new.error, **named)
-        _check_plain(new.payload, expectations.limit_bytes)
         return expectations.respond(key, new.payload, **named)
     except AnswersFull as error:
         raise busy(str(error), 503, 60) from error
     except ExpectationError as error:
         field = "payload" if new.error is None else "error"
         raise Problem.of_field(field, str(error)) from error
-
-
-def _check_plain(payload: Any, limit_bytes: int) -> None:
-    """Who sends JSON must not have Python make other objects of it. Raises ExpectationError."""
-    content = {"payload": payload}
-    if loads(written(content, limit_bytes)) != content:
-        raise ExpectationError("objects with the member __type__ are not accepted")

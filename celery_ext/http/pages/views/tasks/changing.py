@@ -136,20 +136,13 @@ def _origin(form: Form) -> tuple[str, dict[str, str]]:
     return "/backlog", filter_of(form)
 
 
-def preview(visit: Visit, form: Form) -> Response:
-    target = None
-    if form.verb(VERBS) == "move":
+def preview(visit: Visit, form: Form, wrong: Mapping[str, str] = NO_ERRORS) -> Response:
+    verb, target = form.verb(VERBS), None
+    if verb == "move" and not wrong:
         try:
             target = target_of(form)
         except Problem as problem:
-            return _preview(visit, form, wrong=dict(problem.errors))
-    return _preview(visit, form, target)
-
-
-def _preview(
-    visit: Visit, form: Form, target: Target | None = None, wrong: Mapping[str, str] = NO_ERRORS
-) -> Response:
-    verb = form.verb(VERBS)
+            wrong = dict(problem.errors)
     choice = _choose(visit, form)
     infos, (back, given) = choice.infos, _origin(form)
     kinds = Counter((each.queue, each.task) for each in infos)
@@ -178,9 +171,9 @@ def apply(visit: Visit, form: Form) -> Response:
     except Problem as problem:
         if not problem.errors:
             raise
-        return _preview(visit, form, wrong=dict(problem.errors))
+        return preview(visit, form, dict(problem.errors))
     if form.one("shown") not in ("", _move_of(form)):
-        return _preview(visit, form, target)
+        return preview(visit, form)
     choice, (back, given) = _choose(visit, form), _origin(form)
     count = len(choice.infos)
     visit.take(form)
