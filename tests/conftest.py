@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import _state
 
 from kombu_delayed.consumer.lease import keeper
 from kombu_delayed.store.store import Store
@@ -47,6 +48,14 @@ def _log_level() -> Iterator[None]:
     level = logging.root.level
     yield
     logging.root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _shared_tasks() -> Iterator[None]:
+    """Celery gives a task of one app to all apps that follow; those of a test end with it."""
+    shared = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.intersection_update(shared)
 
 
 @pytest.fixture

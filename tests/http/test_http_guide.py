@@ -25,9 +25,6 @@ def test_guide(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     with ExitStack() as stack:
         stack.callback(_state._set_current_app, _state._tls.current_app)
-        # Its tasks are for its own app, not for those of other tests.
-        shared = set(_state._on_app_finalizers)
-        stack.callback(lambda: _state._on_app_finalizers.intersection_update(shared))
         client: Any = None
         for block in BLOCK.finditer(text):
             if block[1] and client is None:
