@@ -50,9 +50,9 @@ def _log_level() -> Iterator[None]:
     logging.root.setLevel(level)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _shared_tasks() -> Iterator[None]:
-    """Celery gives a task of one app to all apps that follow; those of a test end with it."""
+    """Celery gives a task of one app to all apps that follow: here, to those of its module."""
     shared = set(_state._on_app_finalizers)
     yield
     _state._on_app_finalizers.intersection_update(shared)
