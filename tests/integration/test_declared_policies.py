@@ -15,6 +15,7 @@ from kombu import Consumer, Queue
 from celery_ext import install
 from celery_ext.policies import Backoff, Fair, Limit
 from celery_ext.policies.written import CODE, written
+from kombu_delayed.store.policies.declared import parsed
 from tests.kit.clusters import Cluster
 from tests.kit.ledger import Ledger
 from tests.kit.policed import OpenApp, take
@@ -66,9 +67,14 @@ def app(broker: Server | Cluster) -> Any:
         yield app
 
 
-def wait_until_declared(app: Celery, queue: str = "celery") -> None:
-    policies = app.delayed.store.policies
-    wait_until(lambda: policies.read(queue).text, f"policies are declared for {queue}", 30)
+def wait_until_declared(app: Celery, policies: list[dict[str, Any]]) -> None:
+    """A worker declares as it first asks for messages, which may be after it says it is ready."""
+    records = app.delayed.store.policies
+
+    def declared() -> Any:
+        return parsed(records.read("celery").text).get("queue", [])
+
+    wait_until(lambda: declared() == policies, f"{policies} are declared", 30)
 
 
 def send(app: Celery, ids: str, queue: str = "celery") -> None:
@@ -96,6 +102,7 @@ def test_a_worker_that_declares_nothing_obeys(start: Start, app: Celery, ledger:
     """Also when it is the only one left, and when it was there first."""
     first = start("first")
     declaring = start("declaring", {"celery": ONE})
+    wait_until_declared(app, ONE)
     send(app, "abcdefgh")
     wait_for_ends(ledger, 8)
     declaring.stop()
@@ -115,9 +122,11 @@ def test_the_worker_that_started_last_says_what_holds(
 ) -> None:
     start("one", {"celery": ONE})
     start("two", {"celery": TWO, "other": []})
+    wait_until_declared(app, TWO)
     send(app, "abcdefgh")
     assert most_at_once(wait_for_ends(ledger, 8)) == 2
     start("none", {"celery": []})
+    wait_until_declared(app, [])
     send(app, "ijklmnop")
     assert most_at_once(wait_for_ends(ledger, 16)[16:]) > 2
 
@@ -126,7 +135,7 @@ def test_a_worker_without_the_code_leaves_the_queue_alone(
     start: Start, app: Celery, ledger: Ledger
 ) -> None:
     declaring = start("declaring", {"celery": BY_FUNCTION})
-    wait_until_declared(app)
+    wait_until_declared(app, BY_FUNCTION)
     declaring.stop()
     start("bare", queues=["celery", "other"])
     send(app, "abc")
@@ -140,7 +149,7 @@ def test_a_worker_without_the_code_leaves_the_queue_alone(
 
 def test_who_cannot_obey_says_so_once(start: Start, app: Celery, ledger: Ledger) -> None:
     declaring = start("declaring", {"celery": BY_FUNCTION})
-    wait_until_declared(app)
+    wait_until_declared(app, BY_FUNCTION)
     declaring.stop()
     bare = start("bare", queues=["celery", "other"])
     send(app, "a")
@@ -170,8 +179,9 @@ def test_a_server_that_has_lost_them_is_told_again(
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_retries_are_those_of_redis(pool: str, start: Start, app: Celery) -> None:
     """In the processes of a pool, too, whatever strategy these have or have not."""
-    declaring = start("declaring", {"celery": [written(Backoff([0.05, 0.05]))]})
-    wait_until_declared(app)
+    policies = [written(Backoff([0.05, 0.05]))]
+    declaring = start("declaring", {"celery": policies})
+    wait_until_declared(app, policies)
     declaring.stop()
     bare, dead = start("bare", pool=pool), app.delayed.dead
     app.send_task("add", (1, None), task_id="a")
