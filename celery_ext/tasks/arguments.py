@@ -21,6 +21,8 @@ SAFE = ("application/json", "application/x-yaml", "application/x-msgpack")
 #: Characters of a text with conditions.
 LONGEST = 1_000
 
+MOST_CONDITIONS = 10
+
 _AND = re.compile(r"\s+and\s+(?=kwargs\b|args\b)")
 
 _CONDITION = re.compile(
@@ -85,10 +87,13 @@ class Condition:
 
 
 def conditions(text: str) -> tuple[Condition, ...]:
-    """Read conditions that are joined with `and`. Raises QueryError."""
+    """Read conditions that are joined with `and`, at most ten. Raises QueryError."""
     if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
         raise QueryError(f"where={text!r} is not text of 1 to {LONGEST} characters")
-    return tuple(_condition(each) for each in _AND.split(text.strip()))
+    found = _AND.split(text.strip())
+    if len(found) > MOST_CONDITIONS:
+        raise QueryError(f"where={text!r} has {len(found)} conditions: at most {MOST_CONDITIONS}")
+    return tuple(map(_condition, found))
 
 
 def _condition(text: str) -> Condition:

@@ -219,8 +219,10 @@ def check_task(payload: Payload) -> None:
     task = headers.get("task")
     if isinstance(task, (list, dict)):
         raise MessageError(f"the header task is not a name but {task!r}"[:REASON_LENGTH])
-    if task is not None and headers.get("id") is None:
-        raise MessageError(f"the task {task!r} has no header id"[:REASON_LENGTH])
+    id = headers.get("id")
+    if task is not None and (id is None or isinstance(id, (list, dict))):
+        has = "no header id" if id is None else f"the header id {id!r}"
+        raise MessageError(f"the task {task!r} has {has}"[:REASON_LENGTH])
     if payload.get("body") is None:
         raise MessageError("the message has no body")
 

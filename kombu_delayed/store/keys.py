@@ -251,3 +251,18 @@ def http_task(namespace: str, id: str, prefix: str = "") -> str:
 def literal(text: str) -> str:
     """Text as a pattern of SCAN that matches nothing else."""
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
+
+
+#: What stands behind `{queue}:` in the names of keys, up to the next colon.
+_ENDINGS = {"unacked", "reclaimed", "held", "job", "job-slice"} | {
+    getattr(QueueKeys(""), name).removeprefix("{}:").partition(":")[0]
+    for name, key in vars(QueueKeys).items()
+    if isinstance(key, _Key)
+}
+
+
+def is_taken(queue: str) -> bool:
+    """Whether the list of a queue with this name would be another key of this project or Kombu."""
+    if queue.startswith("{"):
+        return any(each.partition(":")[0] in _ENDINGS for each in queue.split("}:")[1:])
+    return queue.startswith(("kombu-delayed-", "kombu-delayed:", "_kombu.binding"))

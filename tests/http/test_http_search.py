@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_ext import Delayed, Query
 from celery_ext.errors import QueryError
-from celery_ext.http.api.endpoints.lists import search
+from celery_ext.http.api.endpoints.lists import by_state, search
 from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from tests.http.test_pages_lists import listed
 from tests.kit.http import all_rows, bury, pages
@@ -102,6 +102,13 @@ def test_over_http(
     assert exported.count('"id"') == 2
     monkeypatch.setattr(search, "LOOKED_AT", 25)  # arguments of five are decoded
     assert len(pages(api, "/v1/tasks", "tasks", where=SEVEN)) > 3
+    monkeypatch.undo()
+    for module in (search, by_state):  # each request is late at once
+        monkeypatch.setattr(module, "SEARCH_SECONDS", 0)
+    assert ids(where=SEVEN) == ["d17", "d7"]
+    assert ids(where=SEVEN, state="ready") == ["r17", "r7"]
+    for state in ("scheduled", "ready"):
+        assert len(pages(api, "/v1/tasks", "tasks", where=SEVEN, state=state)) >= 20
     monkeypatch.undo()
     preview = {"where": SEVEN, "dry_run": True}
     assert api.post("/v1/bulk/cancel", json=preview).json()["matched"] == 2

@@ -142,6 +142,8 @@ def test_times(api: httpx.Client, times: Any, status: str, seconds: float | None
         ({"due": "2030-01-01", "delay": 1}, "due"),
         ({"priority": 256}, "priority"),
         ({"queue": ""}, "queue"),
+        ({"queue": "{mail}:paused"}, "queue"),
+        ({"queue": "celery@vm.celery.pidbox"}, "queue"),
         ({"expires": "1"}, "expires"),
         ({"colour": "red"}, "colour"),
         ({"id": "a b"}, "id"),

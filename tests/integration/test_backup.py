@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed, Query
-from celery_ext.control.backup.file import MAGIC, MESSAGES, writing
+from celery_ext.control.backup.file import HEADER, MAGIC, MESSAGES, writing
 from celery_ext.control.backup.transfer import RestoreReport, inspect, restore
 from celery_ext.errors import BackupError, QueryError
 from kombu_delayed.inspection import backlog as backlog_module
@@ -216,6 +217,38 @@ def test_the_place_is_named(
     path.write_bytes(change(made))
     with pytest.raises(BackupError, match=re.escape(words)):
         delayed.restore(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "items", "words"),
+    [
+        (b"no zlib", 1, "error: Error -3"),
+        (zlib.compress(b"\0"), 1, "error: unpack"),
+        (zlib.compress(b"\xff\xff\xff\xff"), 1, "the name of a queue of 4,294,967,295 bytes"),
+        (zlib.compress(b"\0\0\0\1q\0\0\0\5four"), 1, "it ends within a message"),
+        (zlib.compress(b"\0\0\0\1q" + b"\0" * 12), 1, "it has 4 parts in place of 3"),
+        (zlib.compress(b"\0\0\0\1q"), 2, "it has 1 parts in place of 5"),
+    ],
+)
+def test_a_content_that_cannot_be_read(
+    content: bytes, items: int, words: str, delayed: Delayed, path: Path
+) -> None:
+    """The checksums are right: another program has written it."""
+    with writing(path) as writer:
+        writer.header({})
+        writer._block(MESSAGES, items, content)
+        writer._items[MESSAGES] += items
+    with pytest.raises(BackupError, match=rf"damaged at byte \d+, block 1: .*{words}"):
+        delayed.restore(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"x", b"\xff", b"[]"])
+def test_facts_that_cannot_be_read(content: bytes, path: Path) -> None:
+    with writing(path) as writer:
+        writer._block(HEADER, 0, content)
+    with pytest.raises(BackupError, match=r"damaged at byte \d+, block 0: "):
+        inspect(path)
 
 
 def test_an_interrupted_backup_leaves_what_was_there(delayed: Delayed, path: Path) -> None:

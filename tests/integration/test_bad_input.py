@@ -289,6 +289,27 @@ def test_queue_name_is_refused(name: str, connection: Connection, client: redis.
     assert [key for key in all_keys(client) if not key.startswith("_kombu.binding")] == []
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "{mail}:paused",
+        "{mail}:gate:x",
+        "{mail}:unacked:x",
+        "kombu-delayed-shards",
+        "_kombu.binding.a",
+    ],
+)
+def test_the_name_of_another_key_is_refused(
+    name: str, connection: Connection, client: redis.Redis
+) -> None:
+    """Its list would stand where scripts expect something else: the workers of `mail` would end."""
+    for headers in ({}, {"x-delay": 60_000}):
+        with pytest.raises(ValueError, match="keeps something else under this name"):
+            publish(connection, name, **headers)
+    assert not client.exists(name)
+    publish(connection, "{mail}:other")
+
+
 # A worker.
 
 #: Celery cannot print what it refuses where the body has no length.
@@ -306,6 +327,7 @@ UNBEARABLE = {
     "null body": text(body=None),
     "no id": text(headers={"task": "record"}),
     "task list": text(headers={"id": "x", "task": ["record"]}),
+    "id list": text(headers={"id": ["x"], "task": "record"}),
 }
 
 
@@ -337,5 +359,6 @@ def test_worker_survives(settings: Settings, client: redis.Redis, tmp_path: Path
     assert reasons > {
         "the message has no body",
         "the task 'record' has no header id",
+        "the task 'record' has the header id ['x']",
         "the header task is not a name but ['record']",
     }

@@ -115,6 +115,7 @@ def test_not_met(text: str) -> None:
         "args.0 != 2 and not args.1 == 3",
         "argsx == 1",
         "x" * 1_001,
+        " and ".join(["args.0 == 1"] * 11),
     ],
 )
 def test_what_is_no_condition(text: str) -> None:

@@ -33,21 +33,31 @@ _LEVEL = 1
 #: No block is longer: a length beyond it is damage.
 _LONGEST = 2**31
 
+#: Bytes in the name of a queue.
+_LONGEST_NAME = 2**16
+
 
 @dataclass(frozen=True)
 class Block:
-    """A part of the file: `items` messages or dead letters of one queue, or a piece of JSON."""
+    """A part of the file: `items` messages or dead letters of one queue, or a piece of JSON.
+
+    `place` begins the errors of a content that cannot be read although its checksum is right: these
+    are BackupErrors.
+    """
 
     kind: bytes
     items: int
     content: bytes
+    place: str
 
     @property
     def queue(self) -> str:
         """The name of the queue; the rest is not unpacked for it."""
         unpacker = zlib.decompressobj()
-        (length,) = _NUMBER.unpack(unpacker.decompress(self.content, _NUMBER.size))
-        name = unpacker.decompress(unpacker.unconsumed_tail, length) if length else b""
+        with self._reading():
+            (length,) = _NUMBER.unpack(unpacker.decompress(self.content, _NUMBER.size))
+            self._check(length <= _LONGEST_NAME, f"the name of a queue of {length:,} bytes")
+            name = unpacker.decompress(unpacker.unconsumed_tail, length) if length else b""
         return name.decode(errors="surrogateescape")
 
     @property
@@ -56,16 +66,34 @@ class Block:
 
     def fields(self) -> Iterator[bytes]:
         """The name of the queue, and then two fields a message or three a dead letter."""
-        data, at = zlib.decompress(self.content), 0
+        with self._reading():
+            data, at, count = zlib.decompress(self.content), 0, 0
         while at < len(data):
-            (length,) = _NUMBER.unpack_from(data, at)
-            at += _NUMBER.size
-            yield data[at : at + length]
-            at += length
+            with self._reading():
+                (length,) = _NUMBER.unpack_from(data, at)
+            at += _NUMBER.size + length
+            self._check(at <= len(data), "it ends within a message")
+            yield data[at - length : at]
+            count += 1
+        expected = 1 + self.items * (3 if self.kind == DEAD else 2)
+        self._check(count == expected, f"it has {count:,} parts in place of {expected:,}")
 
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.content)
-        return found
+        with self._reading():
+            found = json.loads(self.content)
+            self._check(isinstance(found, dict), f"it says {found!r:.80}")
+            return dict(found)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (zlib.error, struct.error, ValueError, RecursionError) as error:
+            self._check(False, f"{type(error).__name__}: {error}")
+
+    def _check(self, is_right: bool, why: str) -> None:
+        if not is_right:
+            raise BackupError(f"{self.place}: {why}")
 
 
 class Writer:
@@ -152,13 +180,18 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
     with ExitStack() as stack:
         stack.callback(part.unlink, missing_ok=True)
         with _naming(name):
-            file = open(part, "xb")  # noqa: SIM115
+            file = open(part, "xb", opener=_only_owner)  # noqa: SIM115
         stack.callback(_close, file)
         thread = stack.enter_context(ThreadPoolExecutor(1, "backup"))
         yield (writer := Writer(file, name, thread))
         writer.end()
         os.replace(part, target)
     _sync_directory(target.parent)
+
+
+def _only_owner(path: str, flags: int) -> int:
+    """Open it so that nobody else may read it: messages may hold secrets."""
+    return os.open(path, flags, 0o600)
 
 
 def _close(file: IO[bytes]) -> None:
@@ -235,7 +268,7 @@ class _Reader:
             raise self._damaged(number, start, "its checksum does not match")
         if kind in self._items:
             self._items[kind] += items
-        return Block(kind, items, content)
+        return Block(kind, items, content, self._place(number, start))
 
     def _read(self, length: int, number: int, start: int) -> bytes:
         data = self._file.read(length)
@@ -260,4 +293,7 @@ class _Reader:
             raise self._damaged(number, self._at, "there is data behind the end")
 
     def _damaged(self, number: int, at: int, why: str) -> BackupError:
-        return BackupError(f"{self._name} is damaged at byte {at:,}, block {number}: {why}")
+        return BackupError(f"{self._place(number, at)}: {why}")
+
+    def _place(self, number: int, at: int) -> str:
+        return f"{self._name} is damaged at byte {at:,}, block {number}"

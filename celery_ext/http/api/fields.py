@@ -15,6 +15,7 @@ from celery_ext.tasks.arguments import conditions
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.message.durations import parse_length
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
+from kombu_delayed.store.keys import is_taken
 
 #: A thousand years: a mistake rather than a wish.
 LONGEST = timedelta(days=365_000)
@@ -44,6 +45,12 @@ def aware(text: str) -> datetime:
     """A time in UTC, which it is without a zone. Raises ValueError and OverflowError."""
     at = parse_iso8601(text)
     return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+
+
+def _queue_name(name: str) -> str:
+    if is_taken(name) or name.endswith(".pidbox"):
+        raise ValueError(f"not a queue for tasks: {name!r} has another use in the broker")
+    return name
 
 
 def _where(text: str) -> str:
@@ -82,6 +89,8 @@ MOMENT_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time"}
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]{1,300}$")]
+#: The name of a queue that tasks may be sent to.
+QueueName = Annotated[Name, AfterValidator(_queue_name)]
 Where = Annotated[
     str, StringConstraints(min_length=1, max_length=LONGEST_WHERE), AfterValidator(_where)
 ]

@@ -19,6 +19,9 @@ READ = 100_000
 #: What an empty shard costs: a call that reads no message.
 EMPTY = 20
 
+#: After so long, a search answers with what it has found: arguments can be large.
+SEARCH_SECONDS = 5.0
+
 
 def ready_of(
     service: Service, identity: Identity, ids: Sequence[str], queue: str | None = None

@@ -13,7 +13,7 @@ from celery_ext.http.callbacks.job_options import WITHOUT_BODY, check_headers
 from celery_ext.tasks.body import CELERY_HEADERS
 from kombu_delayed.message.durations import parse_length
 
-from .fields import SPAN_SCHEMA, Given, Id, Moment, Name, Priority, Timed, check_plain
+from .fields import SPAN_SCHEMA, Given, Id, Moment, Name, Priority, QueueName, Timed, check_plain
 
 #: Headers that are Celery's or the transport's: who sets them could send another task, or to
 #: another queue. So are all that begin with `delayed_`.
@@ -149,7 +149,7 @@ class NewTask(JobFields):
     task: Name | None = Field(None, description="Name of the task.")
     args: list[Any] = Field(default_factory=list)
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    queue: Name | None = None
+    queue: QueueName | None = None
     priority: Priority | None = None
     expires: Moment | None = Field(None, description="A task that would start later is skipped.")
     tenant: Name | None = None

@@ -70,7 +70,8 @@ def post(
         connection.close()
         late = time.monotonic() >= until
         reason = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
-        raise CallbackFailed(reason[:200]) from None
+        shown = (char if char.isprintable() else "?" for char in reason[:200])
+        raise CallbackFailed("".join(shown)) from None
     else:
         is_late = time.monotonic() >= until  # what was cut off looks like an end
         _keep(connection, response)

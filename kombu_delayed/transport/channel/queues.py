@@ -6,6 +6,7 @@ from typing import Any
 
 from ...errors import OptionError
 from ...store.calls.shards import is_shard, number_of, queue_of
+from ...store.keys import is_taken
 from ...store.store import Size
 from .connecting import ConnectingChannel
 
@@ -23,6 +24,11 @@ class QueueChannel(ConnectingChannel):
             raise OptionError(
                 f"a queue cannot be named {queue!r}: {self.sep!r} separates name and priority in "
                 "the keys of lists (transport option sep)"
+            )
+        if is_taken(queue):
+            raise OptionError(
+                f"a queue cannot be named {queue!r}: the broker keeps something else under this "
+                "name in Redis"
             )
         super()._new_queue(queue, *args, **kwargs)
         if queue in self._expires or queue in self.auto_delete_queues or kwargs.get("exclusive"):

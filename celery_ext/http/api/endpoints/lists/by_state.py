@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import monotonic
 
 from celery_ext.control.changes.ready import ReadyTask, ready_task
 from celery_ext.control.outcomes import Meant, is_listed
@@ -15,7 +16,7 @@ from ....problems import Problem
 from ... import cursors
 from ...models import DeadQuery, Filter, Search
 from ...operations import Call
-from ...ready import EMPTY
+from ...ready import EMPTY, SEARCH_SECONDS
 from ...status import State, state_of, state_of_record
 from ..dead_letters import letters_page
 
@@ -127,6 +128,7 @@ def ready_page(
     )
     needles, left = [query.needle] if query.needle else [], LOOKED_AT
     found: list[ReadyTask] = []
+    until = monotonic() + SEARCH_SECONDS
     for shard in sorted(call.service.shards(call.identity, given.queue)):
         if shard < place[0]:
             continue
@@ -143,15 +145,16 @@ def ready_page(
                 looked_at, more, page = lists.page(number, start, needles)
                 left -= max(looked_at, 1) * query.weight
                 for each in page:
-                    if not id_of(each.message):
-                        continue
-                    task = ready_task(shard, lists, each)
-                    if query.matches(task.info) and call.identity.sees(
-                        task.info.queue, task.info.tenant
-                    ):
-                        if len(found) >= limit:
-                            return found, cursors.write(shard, each.at, str(number))
-                        found.append(task)
+                    if id_of(each.message):
+                        task = ready_task(shard, lists, each)
+                        if query.matches(task.info) and call.identity.sees(
+                            task.info.queue, task.info.tenant
+                        ):
+                            if len(found) >= limit:
+                                return found, cursors.write(shard, each.at, str(number))
+                            found.append(task)
+                    if monotonic() >= until:
+                        return found, cursors.write(shard, each.at + 1, str(number))
                 start += looked_at
     return found, None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from celery_ext.tasks.query import Query
@@ -12,7 +13,7 @@ from kombu_delayed.inspection.backlog import PAGE_SIZE, Place
 from ... import cursors
 from ...models import Page, Search
 from ...operations import Call, Operations
-from ...ready import EMPTY
+from ...ready import EMPTY, SEARCH_SECONDS
 from ...status import state_of
 from .by_state import check, tasks_by_state
 
@@ -45,6 +46,7 @@ class _Found:
     limit: int
     infos: list[tuple[str, TaskInfo]] = field(default_factory=list)
     left: int = field(default_factory=lambda: LOOKED_AT)
+    until: float = field(default_factory=lambda: monotonic() + SEARCH_SECONDS)
 
     @property
     def missing(self) -> int:
@@ -54,6 +56,11 @@ class _Found:
     def is_over(self) -> bool:
         """Whether it has enough, or has looked at enough."""
         return self.left <= 0 or self.missing <= 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it has taken long enough."""
+        return monotonic() >= self.until
 
 
 def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]], str | None]:
@@ -67,7 +74,7 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
     found = _Found(search.limit)
     for name in (each for each in shards if each >= shard):
         place = _look_through(call, query, name, place if name == shard else None, found)
-        if place is not None or found.is_over:
+        if place is not None or found.is_over or found.is_late:
             return found.infos, _following(name, place, shards)
     return found.infos, None
 
@@ -102,10 +109,10 @@ def _look_through(
             info = TaskInfo.waiting(name, waiting)
             if query.matches(info) and call.identity.sees(info.queue, info.tenant):
                 found.infos.append((name, info))
-                if not found.missing:
-                    member = waiting.member.encode(errors="surrogateescape")
-                    return Place(waiting.kept.due_ms, member)
-        if place is None:
+            if not found.missing or found.is_late:
+                member = waiting.member.encode(errors="surrogateescape")
+                return Place(waiting.kept.due_ms, member)
+        if place is None or found.is_late:
             break
     return place
 
@@ -115,7 +122,7 @@ def of_root(call: Call, root: str, limit: int) -> tuple[list[TaskInfo], bool]:
     query, found = Query(root_id=root), _Found(limit)
     for name in sorted(call.service.shards(call.identity)):
         place = _look_through(call, query, name, None, found)
-        if place is not None or found.is_over:
+        if place is not None or found.is_over or found.is_late:
             return [info for _, info in found.infos], True
     return [info for _, info in found.infos], False
 
