@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -31,6 +32,10 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
 #: Values of one label that are told apart, and what all others are called.
 VALUES, OTHER = 1_000, "other"
+
+#: What the queues of replies and results are called, whose names are ids, and how they look.
+REPLIES = "replies"
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}.*")
 
 logger = get_logger(__name__)
 
@@ -132,11 +137,17 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def scheduled(self, queue: str, count: int) -> None:
-        self._of("scheduled_total", queue_of(queue)).inc(count)
+        self._of("scheduled_total", _label(queue)).inc(count)
+
+    @_safely
+    def consuming(self, queue: str) -> None:
+        """Show zeros: Prometheus sees no increase from nothing to the first one."""
+        for name in ("delivered", "redelivered", "reclaimed", "buried"):
+            self._of(f"{name}_total", _label(queue))
 
     @_safely
     def delivered(self, queue: str, late_seconds: float | None, deliveries: int) -> None:
-        name = queue_of(queue)
+        name = _label(queue)
         self._of("delivered_total", name).inc()
         if deliveries:
             self._of("redelivered_total", name).inc()
@@ -145,11 +156,11 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def reclaimed(self, queue: str, count: int) -> None:
-        self._of("reclaimed_total", queue_of(queue)).inc(count)
+        self._of("reclaimed_total", _label(queue)).inc(count)
 
     @_safely
     def buried(self, queue: str, count: int) -> None:
-        self._of("buried_total", queue_of(queue)).inc(count)
+        self._of("buried_total", _label(queue)).inc(count)
 
     @_safely
     def lease_lost(self) -> None:
@@ -187,6 +198,10 @@ class PrometheusMeter(instrumentation.Meter):
         """Count an HTTP request; its method and route are of a known few."""
         self._of("http_requests_total", method, route, str(status)).inc()
         self._of("http_request_seconds", method, route).observe(seconds)
+
+
+def _label(queue: str) -> str:
+    return REPLIES if _ID.fullmatch(queue) else queue_of(queue)
 
 
 _KINDS: Mapping[str, Any] = {"counter": Counter, "histogram": Histogram}

@@ -130,8 +130,15 @@ _ALL = (
     _gauge("oldest_due_seconds", "How long ago the oldest message without a consumer was due."),
     _gauge("next_due_seconds", "Time until the next message is due; absent if there is none."),
     _gauge("consumers", "Consumers with a valid lease."),
+    _gauge("paused", "1 if the queue is paused."),
     _gauge("counts_are_estimates", "1 if so many messages are due that a part was estimated."),
-    _gauge("broker_up", "Whether the broker answered this scrape; 0: the gauges are absent.", ""),
+    _gauge("queues_left_out", "Queues beyond the first thousand, which have no gauges.", ""),
+    _gauge(
+        "broker_up",
+        "Whether the broker answered this scrape; 0: gauges are absent, on a Cluster those of the "
+        "queues whose node is down.",
+        "",
+    ),
 )
 
 METRICS = {metric.name: metric for metric in _ALL}

@@ -40,4 +40,4 @@ class MetricsOptions:
     def of(cls, app: Celery) -> MetricsOptions | None:
         """Those of an app; None: nothing is measured."""
         given = app.conf.get(SETTING)
-        return parse(cls, SETTING, given) if given else None
+        return parse(cls, SETTING, given) if given is not None else None

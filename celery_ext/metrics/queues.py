@@ -27,12 +27,20 @@ class QueueCollector(Collector):
         self._delayed, self._names = delayed, names
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Ask the broker. Where it does not answer, there is nothing but that."""
+        """Ask the broker. Where it does not answer, there is nothing but that.
+
+        On a Cluster, queues whose node does not answer have no gauges.
+        """
         families = _families()
         try:
-            for queue in [*self._names()][:LIMIT]:
-                _add(families, queue, self._delayed.metrics(queue)[queue])
-            families["broker_up"].add_metric([], 1)
+            names, is_up = [*self._names()], 1
+            for queue in names[:LIMIT]:
+                try:
+                    _add(families, queue, self._delayed.metrics(queue)[queue])
+                except self._delayed.store.errors_of_one_queue:
+                    is_up = 0
+            families["queues_left_out"].add_metric([], max(len(names) - LIMIT, 0))
+            families["broker_up"].add_metric([], is_up)
         except BROKER_FAILS:
             families = {"broker_up": _families()["broker_up"]}
             families["broker_up"].add_metric([], 0)
@@ -71,6 +79,7 @@ def _add(families: Families, queue: str, found: Metrics) -> None:
         "oldest_due_seconds": found.oldest_due_seconds,
         "next_due_seconds": found.next_due_seconds,
         "consumers": found.consumers,
+        "paused": int(found.paused),
         "counts_are_estimates": int(found.is_estimate),
     }
     for name, value in values.items():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 from socketserver import TCPServer
+from typing import Any
 
 from celery.utils.log import get_logger
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -42,6 +43,10 @@ class MetricsServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Bind without looking up a name, which may take its time."""
         TCPServer.server_bind(self)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prometheus has hung up before the page was ready: it asks again."""
+        logger.debug("A request for metrics failed", exc_info=True)
 
     def start(self) -> None:
         name = "delayed-metrics"

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from celery_ext import Delayed
+from celery_ext.http.service import feed
 from kombu_delayed.inspection import events as streams
 from tests.kit.http import Serve
 from tests.kit.wait import wait_until
@@ -63,6 +64,31 @@ def test_500_listeners(serve: Serve, many_files: None) -> None:
             assert read_until(client, b'"id": "t19"').count(b"event: scheduled") == 20
     service = api.api.service  # type: ignore[attr-defined]
     wait_until(lambda: service.feed._thread is None, "nobody is listened to any more")
+
+
+def test_a_burst_is_read_without_waiting(
+    serve: Serve, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is lost of a queue that has more events in a moment than are read at a time."""
+    monkeypatch.setattr(feed, "LOOK_SIZE", 5)
+    waits: list[float] = []
+    api = serve(callbacks=False)
+    service = api.api.service  # type: ignore[attr-defined]
+    wait = service.feed._ended.wait
+
+    def waiting(seconds: float) -> bool:
+        waits.append(seconds)
+        return bool(wait(seconds))
+
+    monkeypatch.setattr(service.feed._ended, "wait", waiting)
+    with listening(api) as client:
+        options = {"countdown": 3600, "queue": "mail"}
+        rows = [
+            ("till.send_mail", (), {}, None, {**options, "task_id": f"b{n}"}) for n in range(33)
+        ]
+        delayed.schedule_many(rows, progress=None)
+        assert read_until(client, b'"id": "b32"').count(b"event: scheduled") == 33
+    assert waits.count(0) >= 6
 
 
 def test_they_read_together(

@@ -44,6 +44,19 @@ def test_a_reading_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.get("a", 1.0, clock.read) == 3
 
 
+@pytest.mark.parametrize(("took", "kept"), [(2.0, 40.0), (180.0, 60.0)])
+def test_what_takes_long_is_kept_for_a_minute_at_most(
+    took: float, kept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis may have stood still: what is new is not to be missing for an hour after that."""
+    clock, cache = Clock(monkeypatch), Cache()
+    found = []
+    for passed in (0.0, kept - 1, 2.0):
+        clock.now += passed
+        found.append(cache.get("a", 1.0, lambda: clock.read(took)))
+    assert found == [1, 1, 2]
+
+
 def test_threads_wait_for_one_reading() -> None:
     cache, begun, go, reads = Cache(), threading.Event(), threading.Event(), []
 

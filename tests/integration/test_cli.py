@@ -27,6 +27,7 @@ from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, checkup, delayed
+from celery_ext.cli.tasks.events import NEW_QUEUES_SECONDS
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
 from celery_ext.policies import Drain, Fair, Limit
@@ -309,14 +310,24 @@ def test_events(cli: Cli) -> None:
 
 
 def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of queues that are new."""
+    slept: list[float] = []
+
     def sleep(seconds: float) -> None:
-        if not cli.backlog.cancel("one"):
+        slept.append(seconds)
+        if len(slept) == 1:
+            cli.backlog.cancel("one")
+        elif len(slept) == 2:
+            cli.send("later", HOUR, "new")
+        elif len(slept) > NEW_QUEUES_SECONDS + 2:
             raise KeyboardInterrupt
 
     # Not in the module itself: other threads of this process sleep, too.
-    monkeypatch.setattr("celery_ext.cli.tasks.events.time", SimpleNamespace(sleep=sleep))
+    own_time = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+    monkeypatch.setattr("celery_ext.cli.tasks.events.time", own_time)
     lines = cli.text("events", "--limit", "1", "--follow").splitlines()
-    assert [line.split()[2] for line in lines] == ["scheduled", "cancelled"]
+    assert [line.split()[2] for line in lines] == ["scheduled", "cancelled", "scheduled"]
+    assert " in new due " in lines[-1]
 
 
 def test_cancel(cli: Cli) -> None:

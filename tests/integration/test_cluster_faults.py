@@ -13,6 +13,9 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 from redis.crc import key_slot
 
+from celery_ext import install
+from celery_ext.metrics.names import PREFIX
+from celery_ext.metrics.queues import registry_of
 from celery_ext.policies import Limit
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.inspection.copies import Copies
@@ -204,6 +207,20 @@ def test_a_process_connects_while_any_one_node_is_down(connect: Connect, cluster
         with connect() as connection:
             assert connection.default_channel.store.run.everywhere()
         cluster.heal()
+
+
+def test_gauges_of_the_queues_of_other_nodes_stay(cluster: Cluster, names: list[str]) -> None:
+    with Celery(broker=f"delayed+{cluster.url}", set_as_current=False) as app:
+        delayed = install(app)
+        registry = registry_of(delayed, lambda: names)
+        up, gauge = f"{PREFIX}broker_up", f"{PREFIX}ready_messages"
+        assert registry.get_sample_value(up) == 1
+        master = cluster.master_of(names[0])
+        for server in (*cluster.replicas_of(master), master):
+            server.kill()
+        values = [registry.get_sample_value(gauge, {"queue": name}) for name in names]
+        assert (registry.get_sample_value(up), values) == (0, [None, 0, 0])
+        delayed.close()
 
 
 @pytest.mark.crash

@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,7 +168,10 @@ def test_transport(measured: CollectorRegistry, connect: Connect, store: Store) 
     store.leases.reclaim("mail", "dead")
     assert count("reclaimed_total") == 2
     with connect() as connection:
+        assert count("buried_total") is None
         inbox = Inbox(connection.channel(), connection.SimpleQueue("mail").queue)
+        # Prometheus sees no increase from nothing to the first one.
+        assert count("buried_total") == count("redelivered_total") == count("delivered_total") == 0
         while len(inbox.messages) < 2:
             connection.drain_events(timeout=20)
         assert count("delivered_total") == count("redelivered_total") == 2
@@ -189,6 +193,40 @@ def test_queue_names_are_bounded(
         for name in ("a", "b", "other")
     }
     assert found == {"a": 2, "b": 1, "other": 2}
+
+
+@pytest.mark.parametrize("ending", ["", ".reply.celery.pidbox"])
+def test_names_of_queues_are_no_ids(measured: CollectorRegistry, ending: str) -> None:
+    for _ in range(3):
+        measure(measured).delivered(f"{uuid.uuid4()}{ending}", None, 0)
+    count = measured.get_sample_value(f"{PREFIX}delivered_total", {"queue": "replies"})
+    assert count == 3
+
+
+def test_gauges(measured: CollectorRegistry, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paused queue is told of as such, and so are queues that are left out."""
+    delayed = bench.app.delayed
+    registry = registry_of(delayed, lambda: ["celery", "mail", "sms"])
+
+    def gauge(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(PREFIX + name, labels)
+
+    assert (gauge("paused", queue="celery"), gauge("queues_left_out")) == (0, 0)
+    delayed.pause("celery")
+    monkeypatch.setattr("celery_ext.metrics.queues.LIMIT", 1)
+    assert (gauge("paused", queue="celery"), gauge("queues_left_out")) == (1, 2)
+    assert gauge("delayed_messages", queue="mail") is None
+
+
+def test_prometheus_hangs_up(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing is written to the log for it."""
+    server = MetricsServer("127.0.0.1", 0, lambda: b"")
+    try:
+        raise BrokenPipeError("gone")
+    except BrokenPipeError:
+        server.handle_error(None, None)
+    server.server_close()
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_cannot_be_counted_costs_nothing_else(

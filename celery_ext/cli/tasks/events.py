@@ -23,6 +23,9 @@ from .listing import limit_option
 #: Seconds between two looks of `--follow`.
 INTERVAL_SECONDS = 1
 
+#: Seconds between two looks of `--follow` for new queues.
+NEW_QUEUES_SECONDS = 5
+
 STYLES = {
     "scheduled": "cyan",
     "rescheduled": "cyan",
@@ -57,7 +60,7 @@ def events(
     if follow:
         shown = {(event.stream, event.stream_id) for event in found}
         with suppress(KeyboardInterrupt):
-            for event in _following(session, positions, task_id):
+            for event in _following(session, queue, positions, task_id):
                 if (event.stream, event.stream_id) not in shown:
                     _show(session, event)
     elif not found:
@@ -79,8 +82,15 @@ def _newest(session: Session, queue: str | None, task_id: str | None, limit: int
     return sorted(found, key=lambda event: event.at_ms)[-limit:]
 
 
-def _following(session: Session, positions: dict[str, str], task_id: str | None) -> Iterator[Event]:
+def _following(
+    session: Session, queue: str | None, positions: dict[str, str], task_id: str | None
+) -> Iterator[Event]:
+    look_again_at = time.monotonic() + NEW_QUEUES_SECONDS
     while True:
+        if time.monotonic() >= look_again_at:
+            for name in session.delayed.shards(queue):
+                positions.setdefault(name, "0")
+            look_again_at = time.monotonic() + NEW_QUEUES_SECONDS
         for name in positions:
             for page in streams.pages(session.delayed.store, name, positions[name]):
                 positions[name] = page[-1].stream_id

@@ -15,8 +15,8 @@ T = TypeVar("T")
 #: Readings that are kept.
 KEPT = 1_000
 
-#: What takes long to read is kept for so many times as long.
-SHARE = 20
+#: What takes long to read is kept for so many times as long, but no longer than this many seconds.
+SHARE, LONGEST = 20, 60.0
 
 
 class _Reading:
@@ -36,11 +36,14 @@ class Cache:
         self._readings: Any = LRUCache(KEPT)
 
     def get(self, key: Hashable, seconds: float, read: Callable[[], T]) -> T:
-        """A reading that is no older than so many seconds, or 20 times what it takes."""
+        """A reading that is no older than so many seconds, or 20 times what it takes.
+
+        That is a minute at most: Redis may have stood still meanwhile.
+        """
         reading = self._of(key)
         with reading.lock:
             began = time.monotonic()
-            if began - reading.at >= max(seconds, SHARE * reading.took):
+            if began - reading.at >= max(seconds, min(SHARE * reading.took, LONGEST)):
                 reading.value, reading.lasts = read(), seconds == inf
                 reading.at = time.monotonic()
                 reading.took = reading.at - began

@@ -69,6 +69,8 @@ class Feed:
         self._positions: Positions = {}
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
+        #: Whether a stream has more events than were read.
+        self._has_more = False
 
     def join(self, listener: Listener) -> Positions:
         """Listen from now on; returns where each stream is now."""
@@ -95,7 +97,7 @@ class Feed:
         self._ended.set()
 
     def _run(self) -> None:
-        while not self._ended.wait(INTERVAL_SECONDS):
+        while not self._ended.wait(0 if self._has_more else INTERVAL_SECONDS):
             with self._lock:
                 self._listeners = [each for each in self._listeners if each.meant is not _nothing]
                 if not self._listeners:
@@ -106,6 +108,7 @@ class Feed:
                 self._tell(listener, events)
 
     def _look_or_end(self) -> list[Event]:
+        self._has_more = False
         try:
             return self._look()
         except Exception as error:
@@ -126,6 +129,7 @@ class Feed:
             if page := streams.read(store, shard, position, LOOK_SIZE):
                 positions[shard] = page[-1].stream_id
                 found += page
+                self._has_more = self._has_more or len(page) == LOOK_SIZE
         self._positions = positions
         return sorted(found, key=lambda event: event.at_ms)
 

@@ -23,6 +23,9 @@ class Meter:
     def scheduled(self, queue: str, count: int) -> None:
         """So many messages are in the backlog now that were not."""
 
+    def consuming(self, queue: str) -> None:
+        """A consumer of this process takes what comes to a queue from now on."""
+
     def delivered(self, queue: str, late_seconds: float | None, deliveries: int) -> None:
         """A message goes to its consumer, so long after it was due; None: it was never delayed.
 

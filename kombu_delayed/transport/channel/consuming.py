@@ -19,6 +19,7 @@ from ...consumer.session import Session
 from ...consumer.unacked import Message, QoS
 from ...errors import UNREACHABLE, FormatError
 from ...message.envelope import check_task
+from ...store.calls import instrumentation
 from ...store.calls.shards import LOOK_SECONDS, is_shard, queue_of
 from .connecting import ConnectingChannel, check_one_shard
 from .handed_out import HandedOut
@@ -118,6 +119,8 @@ class ConsumingChannel(ConnectingChannel):
             for shard in self._shards(queue):
                 self.store.dictionaries.check(shard)
                 consumer.add(shard, takes, self._expires.get(queue, unused))
+            if (told := instrumentation.current) is not None:
+                told.consuming(queue)
             self.connection.cycle.wake_up()
         return result
 
