@@ -238,7 +238,7 @@ def test_a_content_that_cannot_be_read(
         writer.header({})
         writer._block(MESSAGES, items, content)
         writer._items[MESSAGES] += items
-    with pytest.raises(BackupError, match=rf"damaged at byte \d+, block 1: .*{words}"):
+    with pytest.raises(BackupError, match=rf"damaged at byte \d+, block 1: {words}"):
         delayed.restore(path)
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -56,7 +56,8 @@ class Block:
         unpacker = zlib.decompressobj()
         with self._reading():
             (length,) = _NUMBER.unpack(unpacker.decompress(self.content, _NUMBER.size))
-            self._check(length <= _LONGEST_NAME, f"the name of a queue of {length:,} bytes")
+        self._check(length <= _LONGEST_NAME, f"the name of a queue of {length:,} bytes")
+        with self._reading():
             name = unpacker.decompress(unpacker.unconsumed_tail, length) if length else b""
         return name.decode(errors="surrogateescape")
 
@@ -81,8 +82,8 @@ class Block:
     def facts(self) -> dict[str, Any]:
         with self._reading():
             found = json.loads(self.content)
-            self._check(isinstance(found, dict), f"it says {found!r:.80}")
-            return dict(found)
+        self._check(isinstance(found, dict), f"it says {found!r:.80}")
+        return dict(found)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
