@@ -40,7 +40,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = _bound(listen_port)
         self.port = int(self._listener.getsockname()[1])
-        self._accepting: asyncio.Task[None] | None = None
+        self._listens = False
+        self._accepted: set[socket.socket] = set()
         # epoll rounds timers to whole milliseconds, select does not.
         self.loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self.loop.run_forever, name="proxy", daemon=True)
@@ -73,12 +74,13 @@ class Proxy:
         self._listener.close()
         self.loop.close()
 
-    def connect(self, client_side: _Side) -> None:
-        task = self.loop.create_task(self._connect(client_side))
+    def start(self, step: Coroutine[Any, Any, None]) -> None:
+        """Have it done, unless the connections are cut before it is."""
+        task = self.loop.create_task(step)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, client_side: _Side) -> None:
+    async def connect(self, client_side: _Side) -> None:
         target_side = _Side(self, client_side)
         try:
             target = self.target_host, self.target_port
@@ -89,28 +91,38 @@ class Proxy:
             client_side.joined(target_side)
 
     async def _listen(self) -> None:
-        if self._accepting is None:
+        if not self._listens:
+            self._listens = True
             self._listener.listen(100)
-            self._accepting = self.loop.create_task(self._accept())
+            self.loop.add_reader(self._listener, self._accept)
 
-    async def _accept(self) -> None:
-        """An `asyncio.Server` that is closed as it accepts leaves the client without an end."""
-        while True:
-            own, _ = await self.loop.sock_accept(self._listener)
-            await self.loop.connect_accepted_socket(lambda: _Side(self, None), own)
+    def _accept(self) -> None:
+        """Whatever is cancelled in the middle of this leaves no client without an end."""
+        with contextlib.suppress(BlockingIOError):
+            own, _ = self._listener.accept()
+            own.setblocking(False)
+            self._accepted.add(own)
+            self.start(self._take(own))
+
+    async def _take(self, own: socket.socket) -> None:
+        await self.loop.connect_accepted_socket(lambda: _Side(self, None), own)
+        self._accepted.discard(own)
 
     async def _cut(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
-            await asyncio.wait([self._accepting])
-            self._accepting = None
+        if self._listens:
+            self._listens = False
+            self.loop.remove_reader(self._listener)
             self._listener.close()
             # Bound but not listening: connecting is refused and nobody else gets the port.
             self._listener = _bound(self.port)
-        for task in self._tasks:
-            task.cancel()
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
         for side in list(self.sides):
             side.abort()
+        while self._accepted:
+            self._accepted.pop().close()
 
     async def _hold(self, held: bool) -> None:
         self.held = held
@@ -144,7 +156,7 @@ class _Side(asyncio.Protocol):
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.proxy.sides.add(self)
         if self.accepted:
-            self.proxy.connect(self)
+            self.proxy.start(self.proxy.connect(self))
 
     def joined(self, peer: _Side) -> None:
         self.peer = peer
