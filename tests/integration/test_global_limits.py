@@ -177,6 +177,10 @@ def test_tasks_that_outlive_their_connection_keep_their_slots(
         for name in ("a", "b"):
             waits.delay(name)
         wait_until(lambda: sorted(begun) == ["a", "b"], "two run")
+        held = (
+            2 if acks_late else 0
+        )  # an ack that is on its way would be lost: they would run again
+        wait_until(lambda: store.metrics("celery").unacked == held, "acks have arrived")
         reconnect(proxy, store)
         assert slots_in_use(store, POOL) == {SLOT: 2}
         if not acks_late:
@@ -222,6 +226,7 @@ def test_a_lost_connection_frees_what_has_not_begun(
             waits.delay(name)
         wait_until(lambda: len(begun) == 1, "one runs")
         wait_until(lambda: slots_in_use(store, POOL) == {SLOT: 2}, "the other one is claimed")
+        wait_until(lambda: store.metrics("celery").unacked == 1, "the ack has arrived")
         if not is_back_at_once:
             warn = Mock()
             monkeypatch.setattr(consumer.logger, "warning", warn)
