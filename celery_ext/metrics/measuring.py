@@ -130,6 +130,8 @@ class PrometheusMeter(instrumentation.Meter):
         known = self._values.get(label)
         if known is None or value in known:
             return value
+        if label == "queue" and _ID.fullmatch(value):
+            return REPLIES
         if len(known) >= VALUES:
             return OTHER
         known.add(value)
@@ -137,17 +139,17 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def scheduled(self, queue: str, count: int) -> None:
-        self._of("scheduled_total", _label(queue)).inc(count)
+        self._of("scheduled_total", queue_of(queue)).inc(count)
 
     @_safely
     def consuming(self, queue: str) -> None:
         """Show zeros: Prometheus sees no increase from nothing to the first one."""
         for name in ("delivered", "redelivered", "reclaimed", "buried"):
-            self._of(f"{name}_total", _label(queue))
+            self._of(f"{name}_total", queue_of(queue))
 
     @_safely
     def delivered(self, queue: str, late_seconds: float | None, deliveries: int) -> None:
-        name = _label(queue)
+        name = queue_of(queue)
         self._of("delivered_total", name).inc()
         if deliveries:
             self._of("redelivered_total", name).inc()
@@ -156,11 +158,11 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def reclaimed(self, queue: str, count: int) -> None:
-        self._of("reclaimed_total", _label(queue)).inc(count)
+        self._of("reclaimed_total", queue_of(queue)).inc(count)
 
     @_safely
     def buried(self, queue: str, count: int) -> None:
-        self._of("buried_total", _label(queue)).inc(count)
+        self._of("buried_total", queue_of(queue)).inc(count)
 
     @_safely
     def lease_lost(self) -> None:
@@ -198,10 +200,6 @@ class PrometheusMeter(instrumentation.Meter):
         """Count an HTTP request; its method and route are of a known few."""
         self._of("http_requests_total", method, route, str(status)).inc()
         self._of("http_request_seconds", method, route).observe(seconds)
-
-
-def _label(queue: str) -> str:
-    return REPLIES if _ID.fullmatch(queue) else queue_of(queue)
 
 
 _KINDS: Mapping[str, Any] = {"counter": Counter, "histogram": Histogram}

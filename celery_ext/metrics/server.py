@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -45,8 +46,11 @@ class MetricsServer(ThreadingHTTPServer):
         TCPServer.server_bind(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prometheus has hung up before the page was ready: it asks again."""
-        logger.debug("A request for metrics failed", exc_info=True)
+        """Prometheus that has hung up before the page was ready asks again."""
+        if isinstance(sys.exc_info()[1], OSError):
+            logger.debug("A request for metrics failed", exc_info=True)
+        else:
+            super().handle_error(request, client_address)
 
     def start(self) -> None:
         name = "delayed-metrics"

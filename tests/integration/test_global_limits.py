@@ -177,9 +177,8 @@ def test_tasks_that_outlive_their_connection_keep_their_slots(
         for name in ("a", "b"):
             waits.delay(name)
         wait_until(lambda: sorted(begun) == ["a", "b"], "two run")
-        held = (
-            2 if acks_late else 0
-        )  # an ack that is on its way would be lost: they would run again
+        # An ack that is on its way would be lost: they would run again.
+        held = 2 if acks_late else 0
         wait_until(lambda: store.metrics("celery").unacked == held, "acks have arrived")
         reconnect(proxy, store)
         assert slots_in_use(store, POOL) == {SLOT: 2}

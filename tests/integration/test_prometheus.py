@@ -219,14 +219,19 @@ def test_gauges(measured: CollectorRegistry, bench: Bench, monkeypatch: pytest.M
 
 
 def test_prometheus_hangs_up(capfd: pytest.CaptureFixture[str]) -> None:
-    """Nothing is written to the log for it."""
+    """Nothing is written to the log for it, but for a fault of ours."""
     server = MetricsServer("127.0.0.1", 0, lambda: b"")
     try:
         raise BrokenPipeError("gone")
     except BrokenPipeError:
         server.handle_error(None, None)
-    server.server_close()
     assert capfd.readouterr() == ("", "")
+    try:
+        raise ValueError("a fault of ours")
+    except ValueError:
+        server.handle_error(None, None)
+    assert "a fault of ours" in capfd.readouterr().err
+    server.server_close()
 
 
 def test_what_cannot_be_counted_costs_nothing_else(

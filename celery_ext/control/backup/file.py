@@ -90,7 +90,7 @@ class Block:
         try:
             yield
         except (zlib.error, struct.error, ValueError, RecursionError) as error:
-            self._check(False, f"{type(error).__name__}: {error}")
+            raise BackupError(f"{self.place}: {type(error).__name__}: {error}") from error
 
     def _check(self, is_right: bool, why: str) -> None:
         if not is_right:

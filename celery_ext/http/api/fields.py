@@ -15,6 +15,7 @@ from celery_ext.tasks.arguments import conditions
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.message.durations import parse_length
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
+from kombu_delayed.store.calls.shards import CELERY_OWN
 from kombu_delayed.store.keys import is_taken
 
 #: A thousand years: a mistake rather than a wish.
@@ -48,7 +49,7 @@ def aware(text: str) -> datetime:
 
 
 def _queue_name(name: str) -> str:
-    if is_taken(name) or name.endswith(".pidbox"):
+    if is_taken(name) or CELERY_OWN.search(name):
         raise ValueError(f"not a queue for tasks: {name!r} has another use in the broker")
     return name
 

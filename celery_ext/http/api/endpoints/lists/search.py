@@ -54,12 +54,11 @@ class _Found:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has enough, or has looked at enough."""
-        return self.left <= 0 or self.missing <= 0
+        """Whether it has enough, or has looked at enough, or for long enough."""
+        return self.left <= 0 or self.missing <= 0 or self.is_late
 
     @property
     def is_late(self) -> bool:
-        """Whether it has taken long enough."""
         return monotonic() >= self.until
 
 
@@ -74,7 +73,7 @@ def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]],
     found = _Found(search.limit)
     for name in (each for each in shards if each >= shard):
         place = _look_through(call, query, name, place if name == shard else None, found)
-        if place is not None or found.is_over or found.is_late:
+        if place is not None or found.is_over:
             return found.infos, _following(name, place, shards)
     return found.infos, None
 
@@ -99,7 +98,7 @@ def _look_through(
     is_narrow = bool(
         query.task or query.tenant or query.where or query.root_id or call.identity.tenants
     )
-    while not found.is_over:
+    while True:  # at least one page, however late it is
         size = min(-(-found.left // query.weight), PAGE_SIZE if is_narrow else found.missing)
         page, place, looked_at = call.service.delayed.backlog(name).page(
             place, query.due_after_ms, query.due_before_ms, query.needle, size
@@ -112,9 +111,8 @@ def _look_through(
             if not found.missing or found.is_late:
                 member = waiting.member.encode(errors="surrogateescape")
                 return Place(waiting.kept.due_ms, member)
-        if place is None or found.is_late:
-            break
-    return place
+        if place is None or found.is_over:
+            return place
 
 
 def of_root(call: Call, root: str, limit: int) -> tuple[list[TaskInfo], bool]:
@@ -122,7 +120,7 @@ def of_root(call: Call, root: str, limit: int) -> tuple[list[TaskInfo], bool]:
     query, found = Query(root_id=root), _Found(limit)
     for name in sorted(call.service.shards(call.identity)):
         place = _look_through(call, query, name, None, found)
-        if place is not None or found.is_over or found.is_late:
+        if place is not None or found.is_over:
             return [info for _, info in found.infos], True
     return [info for _, info in found.infos], False
 
