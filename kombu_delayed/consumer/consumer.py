@@ -96,7 +96,7 @@ class Consumer:
         for queue in qos.slots.queues_of_tasks():
             qos.give_back_reserved(queue)  # what has begun goes on
         kept = self._leave(queues)
-        self.remaining = remain(lease, queues, qos.slots, kept) or self.remaining
+        self.remaining = remain(lease, queues, qos, kept) or self.remaining
 
     def _leave(self, queues: set[str]) -> Collection[str]:
         """Give back what is not acked and not running; returns the queues it could not reach."""

@@ -120,16 +120,33 @@ class Outbox:
         while self._flush_asked and self._flushing.acquire(blocking=False):
             try:
                 self._flush_asked = False
-                if (generation := store.run.generation) != self._told_over:
-                    self._tell_again(generation)
-                if self.held:  # before the acks: a task that is acked early is known as long
-                    self._tell_all(self.held, _queue, self._tell_held, store, lease)
-                if self.done:
-                    self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
-                if self.freed and (not slots_wait or monotonic() >= self.free_at):
-                    self._tell_all(self.freed, _queue, self._tell_freed, store, lease)
+                self._tell(store, lease, slots_wait)
             finally:
                 self._flushing.release()
+
+    def _tell(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
+        if (generation := store.run.generation) != self._told_over:
+            self._tell_again(generation)
+        if self.held:  # before the acks: a task that is acked early is known as long
+            self._tell_all(self.held, _queue, self._tell_held, store, lease)
+        if self.done:
+            self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
+        if self.freed and (not slots_wait or monotonic() >= self.free_at):
+            self._tell_all(self.freed, _queue, self._tell_freed, store, lease)
+
+    @property
+    def queues(self) -> set[str]:
+        """Those of messages whose acks and rejects are to be told."""
+        return {each.queue for each in tuple(self.done)}
+
+    def tell_late(self, store: Store, lease: Lease) -> None:
+        """Tell what a closed channel could not, over the connection of the keeper.
+
+        Its thread shares no lock with greenlets. Telling something twice changes nothing.
+        """
+        if self.done:
+            self._tell(store, lease)
+            store.run.settle()
 
     def settle(self, store: Store, lease: Lease) -> None:
         """Flush and wait for the answers; what the server has refused once is tried once more."""
@@ -137,6 +154,10 @@ class Outbox:
             with self._flushing:
                 self.flush(store, lease)
             store.run.settle()
+
+    def doubt(self) -> None:
+        """The server may not have heard of the last ones, whatever connection comes next."""
+        self._tell_again(-1)
 
     def _tell_again(self, generation: int) -> None:
         """A new connection may be to a replica that has become the master before it heard all."""

@@ -13,10 +13,11 @@ from ..errors import UNREACHABLE
 from ..store.global_limits import is_pool
 from .lease.keeper import keeper
 from .lease.lease import Lease
+from .outbox import Outbox
 
 if TYPE_CHECKING:
     from ..store.store import Store
-    from .policy.slots import Slots
+    from .unacked import QoS
 
 
 class Remaining:
@@ -25,24 +26,27 @@ class Remaining:
     A worker that makes a new channel, as its connection was lost, goes on with what it has begun.
     `running` gives the tags of a queue's messages of which that is true; `tell` says what they have
     of a global limit. What has not begun goes back, as soon as the broker is reached: of queues
-    without running tasks until the lease has ended by itself.
+    without running tasks until the lease has ended by itself. Before it goes back, the `outbox`
+    tells the broker what was acked or rejected without it.
     """
 
     def __init__(
         self,
         lease: Lease,
         queues: Collection[str],
+        outbox: Outbox,
         running: Callable[[str], Collection[int | str]],
         tell: Callable[[Store, str, int, str], None] = lambda *_: None,
     ) -> None:
         self.consumer, self.seconds = lease.consumer, lease.seconds
         self.next_step_at = 0.0
         self._store = lease.store
-        self._lease_ms = lease.ms
+        self._lease = lease
         self._keeper = keeper(lease.server)
         self._queues = {*queues}
         self._running = running
         self._tell = tell
+        self._outbox = outbox
         self._lease_ends_at = monotonic() + lease.seconds
         self._pid = os.getpid()
 
@@ -61,9 +65,11 @@ class Remaining:
         Also what could not be given back when the channel was closed.
         """
         failed: BaseException | None = None
+        late = self._outbox.queues
+        self._outbox.tell_late(self._store, self._lease)
         for queue in tuple(self._queues):
             try:
-                is_done = self._give_back(queue)
+                is_done = self._give_back(queue, queue in late)
             except self._store.errors_of_one_queue as error:
                 failed = error
                 continue
@@ -76,16 +82,17 @@ class Remaining:
             atexit.unregister(self._leave)
         return self.seconds / 3
 
-    def _give_back(self, queue: str) -> bool:
+    def _give_back(self, queue: str, is_late: bool) -> bool:
         """Of one queue; returns whether nothing is left to do."""
-        if not self._running(queue) and monotonic() >= self._lease_ends_at:
+        has_ended = monotonic() >= self._lease_ends_at
+        if has_ended and not is_late and not self._running(queue):
             return True  # others reclaim it
         if is_pool(queue):
-            self._tell(self._store, self.consumer, self._lease_ms, queue)
+            self._tell(self._store, self.consumer, self._lease.ms, queue)
         tags = self._running(queue)
         leases = self._store.leases
         leases.leave(queue, self.consumer, tags)
-        return not tags or leases.renew(queue, self.consumer, self._lease_ms) is None
+        return not tags or leases.renew(queue, self.consumer, self._lease.ms) is None
 
     def hang_up(self) -> None:
         """Close the connections, which were those of the lease."""
@@ -101,12 +108,15 @@ class Remaining:
 
 
 def remain(
-    lease: Lease, queues: Collection[str], slots: Slots, kept: Collection[str]
+    lease: Lease, queues: Collection[str], qos: QoS, kept: Collection[str]
 ) -> Remaining | None:
     """Keep the lease for tasks that have not ended, and give back what is `kept`; None: nothing."""
+    slots = qos.slots
     left = [queue for queue in queues if slots.running(queue) or queue in kept]
     if not left:
         return None
-    remaining = Remaining(lease, left, slots.running, slots.shared.tell)
+    if kept:
+        qos.outbox.doubt()
+    remaining = Remaining(lease, left, qos.outbox, slots.running, slots.shared.tell)
     remaining.start()
     return remaining

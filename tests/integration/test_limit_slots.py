@@ -17,6 +17,7 @@ from celery_ext import install
 from celery_ext.policies import Limit
 from kombu_delayed.consumer import outliving_tasks
 from kombu_delayed.consumer.lease.lease import Lease
+from kombu_delayed.consumer.outbox import Outbox
 from kombu_delayed.consumer.outliving_tasks import Remaining
 from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
@@ -91,7 +92,7 @@ def test_its_lease_lasts_until_the_last_task_has_ended(store: Store) -> None:
     lease = Lease(store, 30)
     store.deliver("q", lease.consumer, 2, 1, lease_ms=lease.ms, gate=gate)
     running = [1, 2]
-    remaining = Remaining(lease, ["q"], lambda queue: list(running))
+    remaining = Remaining(lease, ["q"], Outbox(), lambda queue: list(running))
     for now_ms in (1_000, 21_000, 41_000):
         store.now = str(now_ms)
         assert remaining.step() == 10
@@ -111,7 +112,7 @@ def test_what_could_not_be_given_back_is_left_to_others_in_time(
     store.publish("q", [Entry("a", 0, message("a"))])
     lease = Lease(store, 30)
     assert store.deliver("q", lease.consumer, 1, 1, lease_ms=lease.ms)
-    remaining, other = (Remaining(lease, ["q"], lambda queue: ()) for _ in range(2))
+    remaining, other = (Remaining(lease, ["q"], Outbox(), lambda queue: ()) for _ in range(2))
     with monkeypatch.context() as away:
         away.setattr(Leases, "leave", Mock(side_effect=redis.ConnectionError("away")))
         with pytest.raises(redis.ConnectionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -167,6 +168,35 @@ def test_an_ack_during_an_outage_counts_when_its_consumer_closes(
     with Connection(f"delayed+{own_server.url}") as other, own_server.client() as client:
         assert take_all(other.default_channel) == ["kept"]
         assert unacked(client, "mail") == 0
+
+
+@pytest.mark.parametrize("acked", ["before", "after"])
+@pytest.mark.parametrize("lease_seconds", [600, LEASE_SECONDS])
+def test_an_ack_outlives_a_channel_that_is_closed_without_the_broker(
+    own_server: Server, proxy: Proxy, acked: str, lease_seconds: float
+) -> None:
+    """Whether its program acks before or after that, and however long the broker stays away."""
+    options = {"delayed_reconnect_seconds": 0, "delayed_lease_seconds": lease_seconds}
+    url = f"delayed+{url_of(proxy.port)}"
+    with (
+        own_server.client() as client,
+        Connection(url, transport_options=options) as connection,
+    ):
+        inbox = Inbox(connection.channel(), MAIL, prefetch_count=2, ack=False)
+        publish(connection, "done", "kept")
+        inbox.receive(2)
+        proxy.cut()
+        ends_at = time.monotonic() + LEASE_SECONDS
+        if acked == "before":
+            inbox.messages[0].ack()
+        inbox.consumer.channel.close()
+        if acked == "after":
+            with suppress(*connection.connection_errors):
+                inbox.messages[0].ack()
+        wait_until(lambda: time.monotonic() > ends_at, "a short lease has ended")
+        proxy.heal()
+        wait_until(lambda: unacked(client, "mail") == 0, "nobody holds them")
+        assert take_all(connection.default_channel) == ["kept"]
 
 
 def lose_an_answer(proxy: Proxy, call: Callable[[], Any]) -> None:
