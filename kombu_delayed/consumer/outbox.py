@@ -11,11 +11,11 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from ..connection.native import get_logger
+from ..connection import native
 from ..store.store import CALL_LIMIT, Store
 from .lease.lease import Lease
 
-logger = get_logger(__name__)
+logger = native.get_logger(__name__)
 
 #: So many of the last ones are told again to a server that may not have heard of them.
 RECENT_LIMIT = 1_000
@@ -88,7 +88,9 @@ class Outbox:
         self._told_over = 0
         #: When slots, if any are `freed`, are to be given back without acks.
         self.free_at = 0.0
-        self._flushing = threading.RLock()  # a signal handler may interrupt a flush with another
+        self._flushing: Any = (
+            threading.RLock()
+        )  # a signal handler may interrupt a flush with another
         self._flush_asked = False
 
     @property
@@ -117,36 +119,20 @@ class Outbox:
         to wait for this one.
         """
         self._flush_asked = True
-        while self._flush_asked and self._flushing.acquire(blocking=False):
+        flushing = self._flushing  # the end of the channel may exchange it meanwhile
+        while self._flush_asked and flushing.acquire(blocking=False):
             try:
                 self._flush_asked = False
-                self._tell(store, lease, slots_wait)
+                if (generation := store.run.generation) != self._told_over:
+                    self._tell_again(generation)
+                if self.held:  # before the acks: a task that is acked early is known as long
+                    self._tell_all(self.held, _queue, self._tell_held, store, lease)
+                if self.done:
+                    self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
+                if self.freed and (not slots_wait or monotonic() >= self.free_at):
+                    self._tell_all(self.freed, _queue, self._tell_freed, store, lease)
             finally:
-                self._flushing.release()
-
-    def _tell(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
-        if (generation := store.run.generation) != self._told_over:
-            self._tell_again(generation)
-        if self.held:  # before the acks: a task that is acked early is known as long
-            self._tell_all(self.held, _queue, self._tell_held, store, lease)
-        if self.done:
-            self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
-        if self.freed and (not slots_wait or monotonic() >= self.free_at):
-            self._tell_all(self.freed, _queue, self._tell_freed, store, lease)
-
-    @property
-    def queues(self) -> set[str]:
-        """Those of messages whose acks and rejects are to be told."""
-        return {each.queue for each in tuple(self.done)}
-
-    def tell_late(self, store: Store, lease: Lease) -> None:
-        """Tell what a closed channel could not, over the connection of the keeper.
-
-        Its thread shares no lock with greenlets. Telling something twice changes nothing.
-        """
-        if self.done:
-            self._tell(store, lease)
-            store.run.settle()
+                flushing.release()
 
     def settle(self, store: Store, lease: Lease) -> None:
         """Flush and wait for the answers; what the server has refused once is tried once more."""
@@ -155,9 +141,18 @@ class Outbox:
                 self.flush(store, lease)
             store.run.settle()
 
-    def doubt(self) -> None:
-        """The server may not have heard of the last ones, whatever connection comes next."""
+    def outlive_channel(self) -> None:
+        """The keeper's thread tells from now on, which shares no lock with greenlets.
+
+        The server may not have heard of the last ones. Telling something twice changes nothing.
+        """
+        self._flushing = native.lock()
         self._tell_again(-1)
+
+    @property
+    def queues(self) -> set[str]:
+        """Those of messages whose acks and rejects are to be told."""
+        return {each.queue for each in tuple(self.done)}
 
     def _tell_again(self, generation: int) -> None:
         """A new connection may be to a replica that has become the master before it heard all."""

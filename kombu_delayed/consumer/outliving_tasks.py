@@ -66,7 +66,8 @@ class Remaining:
         """
         failed: BaseException | None = None
         late = self._outbox.queues
-        self._outbox.tell_late(self._store, self._lease)
+        if late:
+            self._outbox.settle(self._store, self._lease)
         for queue in tuple(self._queues):
             try:
                 is_done = self._give_back(queue, queue in late)
@@ -115,8 +116,7 @@ def remain(
     left = [queue for queue in queues if slots.running(queue) or queue in kept]
     if not left:
         return None
-    if kept:
-        qos.outbox.doubt()
+    qos.outbox.outlive_channel()
     remaining = Remaining(lease, left, qos.outbox, slots.running, slots.shared.tell)
     remaining.start()
     return remaining

@@ -103,7 +103,7 @@ class Keeper:
             seconds = lease.step()
         except Exception as error:  # whatever it is, the other leases need this thread
             if lease in self._leases:  # else its connection was closed meanwhile
-                tell = logger.info if lease in self._failing else logger.warning
+                tell = logger.debug if lease in self._failing else logger.warning
                 tell("Cannot renew the lease of %s now: %s", lease.consumer, error)
                 self._failing.add(lease)
             return min(1.0, lease.seconds / 10)
