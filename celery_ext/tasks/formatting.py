@@ -22,6 +22,7 @@ from rich.text import Text
 from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.calls.shards import is_shard, number_of, queue_of
 
+from .short_repr import printable
 from .task_info import TaskInfo
 
 STATE_STYLES = {
@@ -43,8 +44,7 @@ MOVABLE = ("delayed", "waiting")
 
 def plain(text: object, style: str = "") -> Text:
     """Text as it is, but for what would move a terminal's cursor."""
-    safe = (char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
-    return Text("".join(safe), style=style)
+    return Text(printable(str(text)), style=style)
 
 
 def queue_data(shard: str | None) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from celery_ext.tasks.short_repr import printable
+
 from .connections import Connection, idle
 from .ssrf_guard import Target
 
@@ -70,8 +72,7 @@ def post(
         connection.close()
         late = time.monotonic() >= until
         reason = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
-        shown = (char if char.isprintable() else "?" for char in reason[:200])
-        raise CallbackFailed("".join(shown)) from None
+        raise CallbackFailed(printable(reason[:200])) from None
     else:
         is_late = time.monotonic() >= until  # what was cut off looks like an end
         _keep(connection, response)

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from celery_ext.tasks.formatting import away, number
+from celery_ext.tasks.short_repr import printable
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.calls.shards import label, number_of, queue_of
@@ -29,11 +30,8 @@ def readable(value: Any) -> Any:
     """Text without what would show other text, or cannot be sent; None is nothing."""
     if value is None:
         return ""
-    if isinstance(value, str) and not isinstance(value, Markup) and not value.isprintable():
-        return "".join(
-            each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-            for each in value
-        )
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value, kept="\n\t")
     return value
 
 
