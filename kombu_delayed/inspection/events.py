@@ -6,16 +6,18 @@ Each queue has one, capped at the transport option `delayed_events`. docs/events
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from heapq import merge
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any
 
 from ..errors import DelayedError
 from ..store.calls.shards import number_of, queue_of, shard_name
 from ..store.store import Store
 
-__all__ = ["EVENTS", "VERSION", "Event", "newest", "pages", "read"]
+__all__ = ["EVENTS", "VERSION", "Event", "merged", "newest", "pages", "read"]
 
 #: The version of the format that this module reads and the scripts write.
 VERSION = 2
@@ -158,6 +160,32 @@ def pages(store: Store, queue: str, after: str = "-") -> Iterator[list[Event]]:
     while page := read(store, queue, after):
         after = page[-1].stream_id
         yield page
+
+
+def merged(
+    store: Store, after: Mapping[str, str], until: Mapping[str, str] | None = None
+) -> Iterator[list[Event]]:
+    """The events of several streams, each after a stream id, an entry at a time.
+
+    They are in the order of their ids, so that an id says up to where all streams were read. Of
+    each stream only a page is read ahead. With `until` no stream is read beyond an id of its own.
+    """
+
+    def entries(stream: str, position: str) -> Iterator[list[Event]]:
+        last = until and order_of(until[stream])
+        for page in pages(store, stream, position):
+            for id, entry in groupby(page, attrgetter("stream_id")):
+                if last and order_of(id) > last:
+                    return
+                yield [*entry]
+
+    streams = [entries(*each) for each in after.items()]
+    return merge(*streams, key=lambda entry: order_of(entry[0].stream_id))
+
+
+def order_of(stream_id: str) -> tuple[int, ...]:
+    """A stream id that can be compared."""
+    return tuple(map(int, stream_id.split("-")))
 
 
 def newest(store: Store, queue: str, count: int = 1) -> list[Event]:

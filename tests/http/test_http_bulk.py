@@ -12,7 +12,10 @@ from redis.exceptions import ConnectionError
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints import event_stream
+from celery_ext.http.api.endpoints.event_stream import REPEATED_MS
 from celery_ext.http.api.endpoints.lists import export
+from kombu_delayed.inspection import events as streams
 from tests.kit.http import Serve, all_rows, bearer, bury
 from tests.kit.wait import wait_until
 
@@ -163,6 +166,24 @@ def test_events(api: httpx.Client) -> None:
     again = events_of(api, 1, found[2]["stream_id"])
     assert again[0]["event"] in ("scheduled", "cancelled")
     assert api.get("/v1/events", headers={"last-event-id": "x"}).status_code == 400
+
+
+def test_what_was_missed_of_all_queues_comes_in_order(
+    api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that ends meanwhile goes on at the last id: all that was before it has come."""
+    monkeypatch.setattr(streams, "PAGE_SIZE", 10)
+    sent = [("quiet" if n in (23, 24) else "busy", f"t{n}") for n in range(33)]
+    for queue, id in sent:
+        delayed.app.send_task("till.charge", task_id=id, queue=queue, countdown=3600)
+    found = events_of(api, len(sent), "1-0")
+    assert [(each["queue"], each["id"]) for each in found] == sent
+
+
+def test_a_stream_that_goes_on_begins_earlier() -> None:
+    """An event may have been added to one stream when another one was just read."""
+    assert event_stream._before("5000-3") == f"{5000 - REPEATED_MS}-{2**64 - 1}"
+    assert event_stream._before("1-0") == f"0-{2**64 - 1}"
 
 
 def test_streams_are_bounded(serve: Serve) -> None:

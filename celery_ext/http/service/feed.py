@@ -12,8 +12,8 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.store.store import Store
 
-#: How often the streams are looked at, and how many events of one are read at a time.
-INTERVAL_SECONDS, LOOK_SIZE = 0.5, 500
+#: How often the streams are looked at, and how many events are told at a time.
+INTERVAL_SECONDS, LOOK_SIZE = 0.5, 1_000
 
 #: Events that a listener may leave unread.
 MOST_UNREAD = 20_000
@@ -69,7 +69,7 @@ class Feed:
         self._positions: Positions = {}
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
-        #: Whether a stream has more events than were read.
+        #: Whether there are more events than were told.
         self._has_more = False
 
     def join(self, listener: Listener) -> Positions:
@@ -125,13 +125,14 @@ class Feed:
         wanted = dict.fromkeys(shard for each in some for shard in each.shards())
         # A queue that was not known before is new: all of its events are.
         positions = {shard: self._positions.get(shard, "0") for shard in wanted}
-        for shard, position in positions.items():
-            if page := streams.read(store, shard, position, LOOK_SIZE):
-                positions[shard] = page[-1].stream_id
-                found += page
-                self._has_more = self._has_more or len(page) == LOOK_SIZE
+        for entry in streams.merged(store, positions):
+            positions[entry[0].stream] = entry[0].stream_id
+            found += entry
+            if len(found) >= LOOK_SIZE:
+                self._has_more = True
+                break
         self._positions = positions
-        return sorted(found, key=lambda event: event.at_ms)
+        return found
 
     def _tell(self, listener: Listener, events: list[Event]) -> None:
         if mine := [event for event in events if listener.meant(event)]:

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
@@ -21,6 +21,10 @@ from kombu_delayed.inspection.events import Event
 from ...service.feed import LOOK_SIZE, Listener, Positions
 from ..models import EventQuery
 from ..operations import Call, Operations
+
+#: What was told so shortly before a stream ended is told again by the next one: an event may have
+#: been added to one stream when another one was just read, and nodes may differ in their clocks.
+REPEATED_MS = 2_000
 
 #: How often it is checked whether who listens still may, and how often nothing is said.
 CHECK_SECONDS, BEAT_SECONDS = 1.0, 15.0
@@ -95,28 +99,30 @@ class Streamed(StreamingResponse):
 
 
 def _before(stream_id: str) -> str:
-    """Events of this millisecond are told again: those of other queues were perhaps not told."""
+    """Where to go on."""
     found = _STREAM_ID.fullmatch(stream_id)
     if found is None:
         raise Problem.of_field("Last-Event-ID", "it is not one of an event", 400)
-    return f"{max(int(found[1]) - 1, 0)}-{2**64 - 1}"
+    return f"{max(int(found[1]) - REPEATED_MS, 0)}-{2**64 - 1}"
 
 
 async def _events(
     call: Call, listener: Listener, positions: Positions, after: str | None
 ) -> AsyncIterator[str]:
     yield ": events follow\n\n"
-    left = {} if after is None else dict.fromkeys(positions, after)
-    while left and not call.service.closing:
-        found, left = await call.run(_missed, call, left, positions)
-        if text := "".join(_text(event) for event in found if listener.meant(event)):
-            yield text
+    if after is not None:
+        missed = streams.merged(
+            call.service.delayed.store, dict.fromkeys(positions, after), positions
+        )
+        while found := await call.run(_next, missed):
+            if call.service.closing or not await _may(call):
+                return
+            if text := "".join(_text(event) for event in found if listener.meant(event)):
+                yield text
     said_at = time.monotonic()
     while not (call.service.closing or listener.is_behind):
         events = await listener.next(CHECK_SECONDS)
-        try:
-            await call.check()
-        except Problem:
+        if not await _may(call):
             return
         now = time.monotonic()
         if events or now - said_at > BEAT_SECONDS:
@@ -124,20 +130,23 @@ async def _events(
             yield "".join(map(_text, events)) or ": \n\n"
 
 
-def _missed(call: Call, after: Positions, until: Positions) -> tuple[list[Event], Positions]:
-    """The next events of streams up to where they are listened to, and where to go on."""
-    found, left = list[Event](), dict[str, str]()
-    for shard, position in after.items():
-        page = streams.read(call.service.delayed.store, shard, position, LOOK_SIZE)
-        mine = [event for event in page if _number(event.stream_id) <= _number(until[shard])]
-        found += mine
-        if mine and len(mine) == len(page):
-            left[shard] = page[-1].stream_id
-    return sorted(found, key=lambda event: event.at_ms), left
+async def _may(call: Call) -> bool:
+    """Whether who listens still may."""
+    try:
+        await call.check()
+    except Problem:
+        return False
+    return True
 
 
-def _number(stream_id: str) -> tuple[int, ...]:
-    return tuple(map(int, stream_id.split("-")))
+def _next(missed: Iterator[list[Event]]) -> list[Event]:
+    """The next events, in whole entries; none: these were all."""
+    found = list[Event]()
+    for entry in missed:
+        found += entry
+        if len(found) >= LOOK_SIZE:
+            break
+    return found
 
 
 def _is_meant(call: Call, query: EventQuery, event: Event) -> bool:
