@@ -32,6 +32,10 @@ class ServerError(DelayedError):
     """The server cannot keep delayed messages safe."""
 
 
+class AccessDenied(ServerError, exceptions.NoPermissionError, OperationalError):
+    """The server allows its user too little: a command, a key or a channel is missing."""
+
+
 class FormatError(ServerError):
     """The messages in Redis have a format that is newer than this version of kombu-delayed."""
 
@@ -99,6 +103,7 @@ UNREACHABLE: tuple[type[BaseException], ...] = (
 )
 
 _NO_SCRIPTS = re.compile(r"unknown command\W+(EVAL|EVALSHA)\b", re.IGNORECASE)
+_DENIED = re.compile(r"\bNOPERM\b|ACL failure in script|user executing the script can't")
 _NOT_READY = re.compile(r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN)\b")
 
 
@@ -107,6 +112,13 @@ def translate(error: exceptions.ResponseError) -> Exception:
 
     A script's error comes with the server's code inside its text, or as redis-py's class.
     """
+    if isinstance(error, AccessDenied):
+        return error
+    if isinstance(error, exceptions.NoPermissionError) or _DENIED.search(str(error)):
+        return AccessDenied(
+            f"the server denies its user something ({error}): its ACL LOG shows what, and the "
+            "documentation's page Operations lists the rights that a user needs"
+        )
     if isinstance(error, exceptions.OutOfMemoryError) or re.search(r"\bOOM\b", str(error)):
         return ServerFull()
     if found := _NO_SCRIPTS.search(str(error)):

@@ -97,7 +97,7 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
 def _why_without_scripts(*answers: Any) -> ServerError | None:
     found = None
     for answer in answers:
-        if isinstance(answer, ResponseError):
+        if isinstance(answer, ResponseError) and not isinstance(answer, NoPermissionError):
             meaning = translate(answer)
             if isinstance(meaning, RedisConnectionError):
                 raise meaning

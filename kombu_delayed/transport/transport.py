@@ -41,9 +41,10 @@ class Transport(stock.Transport):
     Channel = Channel
     can_parse_url = True  # and so is asked for it
 
-    #: Named, so that Kombu goes on trying when a new connection meets the same refusal.
+    #: Named, so that Kombu goes on trying when a new connection meets the same refusal. What the
+    #: server refuses over the same connection it would try again at once, and for ever.
     recoverable_connection_errors = stock.Transport.connection_errors
-    recoverable_channel_errors = stock.Transport.channel_errors
+    recoverable_channel_errors = ()
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         watch_workers()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from kombu.exceptions import OperationalError
+from redis.exceptions import ResponseError
+
 from ...consumer.policy.decisions import planned
 from ...consumer.policy.of_message import HEADER, USUAL, with_policies
 from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
@@ -58,6 +61,15 @@ class PublishingChannel(ConnectingChannel):
         except ServerNotReady:
             server_checks.look_again()  # who reconnects looks at it again, and waits
             raise
+        except ResponseError as error:
+            raise _refused(error) from error
+
+    def _put_fanout(self, *args: Any, **kwargs: Any) -> None:
+        """As the stock channel. Raises OperationalError for what the server refuses."""
+        try:
+            super()._put_fanout(*args, **kwargs)
+        except ResponseError as error:
+            raise _refused(error) from error
 
     def _put_in_shard(self, queue: str, entry: Entry, expires_ms: int) -> None:
         put = self.store.schedule if entry.due else self.store.publish
@@ -95,3 +107,8 @@ class PublishingChannel(ConnectingChannel):
                     stacklevel=2,
                 )
         return found
+
+
+def _refused(error: ResponseError) -> Exception:
+    """What Kombu has its callers expect."""
+    return error if isinstance(error, OperationalError) else OperationalError(str(error))
