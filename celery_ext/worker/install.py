@@ -10,6 +10,7 @@ from ..control.delayed import Delayed
 from ..control.unique import watch_sending
 from .bootsteps import Inspection, Lateness, Names, Recording
 from .hooks import extend_workers
+from .remote.heard_revokes import HeardRevokes
 from .requests.revoked import RevokedTasks
 
 
@@ -31,7 +32,7 @@ def install(app: Celery, *, task_ids: str | None = None, late_seconds: float = 6
     app.delayed.late_seconds = late_seconds
     app.control_cls = "celery_ext.worker.remote.remote_control:Control"
     app.__dict__.pop("control", None)
-    app.steps["consumer"].update({Inspection, Lateness, Names, RevokedTasks})
+    app.steps["consumer"].update({HeardRevokes, Inspection, Lateness, Names, RevokedTasks})
     app.steps["worker"].add(Recording)
     extend_workers(app)
     watch_publishing()

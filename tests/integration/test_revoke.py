@@ -271,6 +271,23 @@ def test_the_command_line(bench: Bench) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_sender_that_knows_no_backlog(bench: Bench, pool: str) -> None:
+    """Flower may be started with the URL of the stock transport, and other programs may be, too."""
+    for id in ("a", "b", "c", "kept"):
+        bench.send(id)
+    url = bench.settings.broker_url.removeprefix("delayed+")
+    with bench.worker(pool=pool), make_app(Settings(url)) as stock:
+        bench.wait_for_answers()
+        stock.control.revoke("kept", destination=["other@host"])
+        stock.control.revoke(["a", "b"])
+        stock.control.terminate("c")
+        wait_until(lambda: bench.backlog() == {"kept"}, "the others are gone")
+    assert {*Revoked(bench.app.delayed).since(0)} == {"a", "b", "c"}
+    assert is_revoked(bench.result("a"))
+
+
+@pytest.mark.smoke
 def test_a_task_revokes_another(bench: Bench) -> None:
     """From the child of a prefork worker, whose parent has a connection already."""
     bench.send("other")

@@ -1,14 +1,24 @@
-"""Which tasks were revoked lately, for workers that were not there to hear of it."""
+"""Revokes tasks by their ids, and remembers them: workers may not have been there to hear of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kombu.utils.functional import maybe_list
 
 from kombu_delayed.store.calls.caller import chunks, without_errors
 from kombu_delayed.store.keys import revoked_tasks
 
 from ...app.broker import Broker
+from ...app.queues import Queues
+from .moves import Moves
+
+Arguments = Mapping[str, Any]
+
+#: The commands to workers that are about ids.
+BY_ID = ("revoke", "terminate")
 
 #: So long a revoke is remembered, and so many of them.
 KEPT_SECONDS, KEPT_IDS = 7 * 86_400, 50_000
@@ -46,6 +56,12 @@ class Revoked:
                 )
             )
 
+    def unknown(self, ids: Sequence[str]) -> list[str]:
+        """Those of these tasks of which it is not remembered that they were revoked."""
+        run, key = self._broker.store.run, self._key
+        found = [score for part in chunks(ids) for score in run("ZMSCORE", key, *part)]
+        return [id for id, score in zip(ids, found, strict=True) if score is None]
+
     def since(self, at: float) -> list[str]:
         """The tasks that were revoked at this time or later, in seconds since the epoch."""
         run, key, found = self._broker.store.run, self._key, list[str]()
@@ -56,3 +72,14 @@ class Revoked:
             if len(page) < PAGE_SIZE:
                 break
         return found
+
+
+def ids_in(arguments: Arguments) -> list[str]:
+    """The ids of the tasks that such a command is about."""
+    return [*dict.fromkeys(str(each) for each in maybe_list(arguments.get("task_id")) or ())]
+
+
+def revoke(queues: Queues, ids: list[str]) -> None:
+    """Remember these tasks as revoked, and take those that are delayed out of the backlog."""
+    Revoked(queues).remember(ids)  # first: what becomes ready meanwhile meets a worker that knows
+    Moves(queues).cancel_ids(ids, None)

@@ -11,15 +11,13 @@ from celery.app.control import Control as CeleryControl
 from celery.utils.log import get_logger
 from kombu.utils.functional import maybe_list
 
-from ...control.changes.revoked import Revoked
+from ...control.changes.revoked import BY_ID, Arguments, ids_in, revoke
 from ...control.delayed import Delayed
 from ...errors import BrokerError
 from ...tasks.query import Query, longest_plain
 from ...tasks.task_info import TaskInfo
 
 logger = get_logger(__name__)
-
-Arguments = Mapping[str, Any]
 
 
 class Control(CeleryControl):
@@ -40,9 +38,9 @@ class Control(CeleryControl):
         # Workers first: a task that is delivered in between is refused.
         reply = super().broadcast(command, arguments, destination, *args, **options)
         to_all = destination is None and options.get("pattern") is None
-        if to_all and (drop := _DROPS.get(command)) is not None:
+        if to_all and (dropped := _DROPS.get(command)) is not None:
             try:
-                drop(self._delayed, arguments or {})
+                dropped(self._delayed, arguments or {})
             except BrokerError:
                 logger.debug("This broker has no backlog to take tasks out of")
         return reply
@@ -82,10 +80,7 @@ def _texts(values: Any) -> frozenset[str]:
 
 
 def _drop_ids(delayed: Delayed, arguments: Arguments) -> None:
-    ids = [str(each) for each in maybe_list(arguments.get("task_id")) or ()]
-    # Remembered first: what becomes ready in between meets a worker that knows.
-    Revoked(delayed).remember(ids)
-    delayed.moves.cancel_ids([*dict.fromkeys(ids)], None)
+    revoke(delayed, ids_in(arguments))
 
 
 def _drop_stamped(delayed: Delayed, arguments: Arguments) -> None:
@@ -97,7 +92,6 @@ def _drop_stamped(delayed: Delayed, arguments: Arguments) -> None:
 
 
 _DROPS: dict[str, Callable[[Delayed, Arguments], None]] = {
-    "revoke": _drop_ids,
-    "terminate": _drop_ids,
+    **dict.fromkeys(BY_ID, _drop_ids),
     "revoke_by_stamped_headers": _drop_stamped,
 }
