@@ -9,12 +9,13 @@ from datetime import datetime, timezone
 from typing import Any
 
 from celery import Celery
-from celery.schedules import BaseSchedule, maybe_schedule, schedule
+from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule
 
 #: Entries of a database that are read.
 MOST = 2_000
 
 DJANGO = "django_celery_beat"
+SCHEDULES = ("interval", "crontab", "solar", "clocked")
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,11 @@ def _of_beat(app: Celery) -> Iterator[PeriodicTask]:
         try:
             yield _entry(app, str(name), given)
         except Exception as error:  # whatever a beat would say of it
-            yield PeriodicTask(str(name), "", "", is_enabled=False, problem=str(error)[:300])
+            yield _invalid(name, error)
+
+
+def _invalid(name: object, error: Exception) -> PeriodicTask:
+    return PeriodicTask(str(name), "", "", is_enabled=False, problem=str(error)[:300])
 
 
 def _entry(app: Celery, name: str, given: Mapping[str, Any]) -> PeriodicTask:
@@ -66,16 +71,24 @@ def _entry(app: Celery, name: str, given: Mapping[str, Any]) -> PeriodicTask:
 
 
 def _next(when: Any, last: datetime | None) -> datetime | None:
-    """When it is due. An interval counts from its last run, which only a beat's own file has."""
-    if last is None and type(when) is schedule:
+    """When it is due. An interval counts from its last run, which only a beat's own file has.
+
+    A beat tells a database of that some minutes later.
+    """
+    is_interval = type(when) is schedule
+    if last is None and is_interval:
         return None
-    left = when.remaining_estimate(last or when.now())
-    return None if left is None else datetime.now(timezone.utc) + left
+    left = when.remaining_estimate(last if last and is_interval else when.now())
+    return None if left is None or left.total_seconds() < 0 else datetime.now(timezone.utc) + left
 
 
 def _words(when: BaseSchedule) -> str:
-    """As its schedule shows itself, without the brackets."""
-    return repr(when).strip("<>").removesuffix("(m/h/dM/MY/d)").strip()
+    """As its schedule shows itself, without the brackets; crontabs all in the usual order."""
+    if not isinstance(when, crontab):
+        return repr(when).strip("<>").strip()
+    parts = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
+    words = " ".join(str(getattr(when, f"_orig_{part}")) for part in parts)
+    return f"crontab: {words}" if type(when) is crontab else f"crontab: {words}, {when.tz}"
 
 
 def _of_django() -> Iterator[PeriodicTask]:
@@ -87,15 +100,41 @@ def _of_django() -> Iterator[PeriodicTask]:
 
     try:
         model = module.apps.get_model(DJANGO, "PeriodicTask")
-        for row in model.objects.all()[:MOST]:
-            yield _row(row)
+        for row in model.objects.select_related(*SCHEDULES)[:MOST]:
+            try:
+                found = _row(row)
+            except Exception as error:  # whatever a beat would say of it
+                found = _invalid(row.name, error)
+            yield found
     finally:
         close_old_connections()  # this may be a thread that lives for long
 
 
 def _row(row: Any) -> PeriodicTask:
-    when, last = row.schedule, row.last_run_at
-    known = {"args": str(row.args), "kwargs": str(row.kwargs), "last": last}
-    known |= {"is_enabled": row.enabled, "runs": row.total_run_count, "queue": row.queue or None}
-    following = _next(when, last) if row.enabled else None
-    return PeriodicTask(row.name, row.task, _words(when), next=following, **known)
+    when, now = row.schedule, datetime.now(timezone.utc)
+    last, start, expires = map(_aware, (row.last_run_at, row.start_time, row.expires))
+    is_enabled = row.enabled and (expires is None or expires > now)
+    following = _next(when, last) if is_enabled else None
+    if is_enabled and start is not None and start > now:
+        following = max(following or start, start)
+    return PeriodicTask(
+        row.name,
+        row.task,
+        _words(when),
+        row.queue or None,
+        str(row.args),
+        str(row.kwargs),
+        is_enabled,
+        last,
+        following,
+        row.total_run_count,
+    )
+
+
+def _aware(at: datetime | None) -> datetime | None:
+    """A time of the database, which has no zone where Django's setting USE_TZ is off."""
+    if at is None or at.tzinfo is not None:
+        return at
+    from django.utils import timezone as zones
+
+    return zones.make_aware(at, zones.get_default_timezone())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
@@ -169,31 +170,93 @@ def test_periodic_tasks_of_beat(
     assert now < report.next <= now + timedelta(days=1, minutes=1)
 
 
-def test_periodic_tasks_of_a_database(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    last = datetime.now(timezone.utc) - timedelta(seconds=10)
-    known = {"args": "[]", "kwargs": "{}", "total_run_count": 3, "last_run_at": last}
-    made = [
-        SimpleNamespace(
-            name=name,
-            task="till.poll",
-            schedule=schedule(60, app=app),
-            queue=None,
-            enabled=name == "on",
-            **known,
+class ZonedCrontab(crontab):
+    """As django-celery-beat's, which shows its parts in an order of its own."""
+
+    tz = "Europe/Berlin"
+
+    def __repr__(self) -> str:
+        return "<crontab: 30 4 1 * * (m/h/d/dM/MY), Europe/Berlin>\n"
+
+
+class WithoutSchedule(SimpleNamespace):
+    """A row whose schedule was deleted."""
+
+    @property
+    def schedule(self) -> Any:
+        raise ValueError("it has no schedule")
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Gives django-celery-beat these rows."""
+
+    def give(*rows: Any) -> None:
+        model = SimpleNamespace(objects=SimpleNamespace(select_related=lambda *_: [*rows]))
+        apps = SimpleNamespace(
+            ready=True,
+            is_installed=lambda name: name == "django_celery_beat",
+            get_model=lambda *name: model,
         )
-        for name in ("off", "on")
-    ]
-    model = SimpleNamespace(objects=SimpleNamespace(all=lambda: made))
-    apps = SimpleNamespace(
-        ready=True,
-        is_installed=lambda name: name == "django_celery_beat",
-        get_model=lambda *name: model,
+        monkeypatch.setitem(sys.modules, "django.apps", SimpleNamespace(apps=apps))
+        closed = SimpleNamespace(close_old_connections=lambda: None)
+        monkeypatch.setitem(sys.modules, "django.db", closed)
+
+    return give
+
+
+def entry(name: str, kind: type[SimpleNamespace] = SimpleNamespace, **given: Any) -> Any:
+    usual = {"args": "[]", "kwargs": "{}", "total_run_count": 3, "task": "till.poll"}
+    times = dict.fromkeys(("last_run_at", "start_time", "expires"))
+    return kind(name=name, **{**usual, **times, "queue": None, "enabled": True, **given})
+
+
+def test_periodic_tasks_of_a_database(app: Celery, database: Callable[..., None]) -> None:
+    now = datetime.now(timezone.utc)
+    last, long_ago, later = (now + timedelta(seconds=s) for s in (-10, -500, 90_000))
+    minutely = schedule(60, app=app)
+    database(
+        entry("on", schedule=minutely, last_run_at=last),
+        entry("off", schedule=minutely, last_run_at=last, enabled=False),
+        entry("not told yet", schedule=minutely, last_run_at=long_ago),
+        entry("expired", schedule=minutely, last_run_at=last, expires=long_ago),
+        entry("starts", schedule=minutely, last_run_at=last, start_time=later),
+        entry("starts once", schedule=crontab("*", app=app), start_time=later),
+        entry("broken", WithoutSchedule),
     )
-    monkeypatch.setitem(sys.modules, "django.apps", SimpleNamespace(apps=apps))
-    closed = SimpleNamespace(close_old_connections=lambda: None)
-    monkeypatch.setitem(sys.modules, "django.db", closed)
-    on, off = periodic_tasks(app)
-    assert (on.name, on.is_enabled, on.runs, on.last) == ("on", True, 3, last)
+    found = {each.name: each for each in periodic_tasks(app)}
+    on = found["on"]
+    assert (on.is_enabled, on.runs, on.last) == (True, 3, last)
     assert on.next is not None
     assert abs((on.next - last).total_seconds() - 60) < 2
-    assert (off.is_enabled, off.next) == (False, None)
+    assert {name for name, each in found.items() if not each.is_enabled} == {
+        "off",
+        "expired",
+        "broken",
+    }
+    assert {name for name, each in found.items() if each.next is None} == {
+        "off",
+        "expired",
+        "broken",
+        "not told yet",
+    }
+    assert found["starts"].next == found["starts once"].next == later
+    assert found["broken"].problem == "it has no schedule"
+
+
+def test_times_of_a_database_without_zones(
+    app: Celery, database: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zones = SimpleNamespace(
+        make_aware=lambda at, zone: at.replace(tzinfo=zone),
+        get_default_timezone=lambda: timezone(timedelta(hours=9)),
+    )
+    monkeypatch.setitem(sys.modules, "django.utils", SimpleNamespace(timezone=zones))
+    ran = datetime(2026, 1, 2, 12)
+    database(
+        entry("zoned", schedule=ZonedCrontab("30", "4", "1", app=app), last_run_at=ran),
+    )
+    [zoned] = periodic_tasks(app)
+    assert zoned.last is not None
+    assert zoned.last.utcoffset() == timedelta(hours=9)
+    assert zoned.when == "crontab: 30 4 * * 1, Europe/Berlin"
