@@ -154,7 +154,13 @@ def fewest_nodes(load: Load) -> tuple[int, str]:
     def fits(nodes: int) -> bool:
         return node_of(load, nodes).total_bytes <= load.node_memory_bytes
 
-    nodes = bisect_left(range(8 * found.nodes), True, lo=found.nodes, key=fits)
+    most = 8 * found.nodes
+    nodes = bisect_left(range(most), True, lo=found.nodes, key=fits)
+    if nodes == most and not fits(nodes):
+        raise OptionError(
+            f"{load.events:,} events for each shard fit on no number of nodes of "
+            f"{load.node_memory_bytes / 2**30:,.1f} GiB: give fewer --events or a larger --node-memory"
+        )
     return nodes, found.because_of if nodes == found.nodes else "memory"
 
 

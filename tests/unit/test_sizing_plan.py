@@ -88,6 +88,7 @@ def test_the_fewest_nodes_that_are_enough(change: dict[str, Any], because_of: st
     [
         ({"node_memory_bytes": GIB, "replicas": 3}, "buffers of 3 replicas, 256 MiB each"),
         ({"delay_seconds": 1e12}, f"more than {MOST_NODES:,} nodes"),
+        ({"events": 200_000_000}, "200,000,000 events for each shard fit on no number of nodes"),
     ],
 )
 def test_a_plan_without_sense(change: dict[str, Any], text: str) -> None:
