@@ -159,7 +159,8 @@ def fewest_nodes(load: Load) -> tuple[int, str]:
     if nodes == most and not fits(nodes):
         raise OptionError(
             f"{load.events:,} events for each shard fit on no number of nodes of "
-            f"{load.node_memory_bytes / 2**30:,.1f} GiB: give fewer --events or a larger --node-memory"
+            f"{load.node_memory_bytes / 2**30:,.1f} GiB: give fewer --events or a larger "
+            "--node-memory"
         )
     return nodes, found.because_of if nodes == found.nodes else "memory"
 
