@@ -36,6 +36,10 @@ class AccessDenied(ServerError, exceptions.NoPermissionError, OperationalError):
     """The server allows its user too little: a command, a key or a channel is missing."""
 
 
+class WrongType(DelayedError, exceptions.ResponseError, OperationalError):
+    """A key of the broker was overwritten by another program."""
+
+
 class FormatError(ServerError):
     """The messages in Redis have a format that is newer than this version of kombu-delayed."""
 
@@ -112,12 +116,17 @@ def translate(error: exceptions.ResponseError) -> Exception:
 
     A script's error comes with the server's code inside its text, or as redis-py's class.
     """
-    if isinstance(error, AccessDenied):
+    if isinstance(error, DelayedError):
         return error
     if isinstance(error, exceptions.NoPermissionError) or _DENIED.search(str(error)):
         return AccessDenied(
             f"the server denies its user something ({error}): its ACL LOG shows what, and the "
             "documentation's page Operations lists the rights that a user needs"
+        )
+    if "WRONGTYPE" in str(error):
+        return WrongType(
+            f"another program has overwritten a key of the broker ({error}): "
+            "celery delayed doctor shows which"
         )
     if isinstance(error, exceptions.OutOfMemoryError) or re.search(r"\bOOM\b", str(error)):
         return ServerFull()

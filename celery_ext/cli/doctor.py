@@ -8,12 +8,19 @@ from typing import Any
 import click
 from rich.text import Text
 
-from kombu_delayed.inspection.doctor import Doctor, Finding, examine_format, examine_server, upgrade
+from kombu_delayed.inspection.doctor import (
+    Doctor,
+    Finding,
+    examine_format,
+    examine_server,
+    examine_types,
+    upgrade,
+)
 from kombu_delayed.inspection.doctor.faults import HARMLESS
 from kombu_delayed.store.calls.shards import label, queue_of
 
 from ..tasks.formatting import number, plain, queue_data, queues_word, table
-from .checkup import check_up, checks_table
+from .checkup import Check, check_up, checks_table
 from .criteria import queue_option
 from .session import Session, command
 
@@ -42,13 +49,17 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
         done = upgrade(store, session.delayed.shards(None))
         session.print("The messages have the new format." if done else "There is no newer format.")
     findings = [each for each in (examine_server(store), examine_format(store)) if each]
-    total = sum(2 * store.size(name).delayed for name in names)
-    with session.progress("Repairing" if fix else "Examining", total) as advance:
-        for name in names:
-            findings += Doctor(store, name, fix=fix, progress=advance).examine()
+    foreign = [each for name in names if (each := examine_types(store, name))]
+    if foreign:  # the rest would fail at them
+        findings, checks = [*findings, *foreign], list[Check]()
+    else:
+        total = sum(2 * store.size(name).delayed for name in names)
+        with session.progress("Repairing" if fix else "Examining", total) as advance:
+            for name in names:
+                findings += Doctor(store, name, fix=fix, progress=advance).examine()
+        checks = [*check_up(session.delayed, queue, findings)]
     left = [each for each in findings if each.is_wrong]
     queues = [*dict.fromkeys(map(queue_of, names))]
-    checks = [*check_up(session.delayed, queue, findings)]
     session.emit(
         {
             "healthy": not left,
@@ -57,7 +68,8 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
             "checks": [{"is_right": each.is_right, **asdict(each)} for each in checks],
         }
     )
-    session.print(checks_table(checks))
+    if checks:
+        session.print(checks_table(checks))
     _print(session, findings, len(queues), fix)
     if left:
         session.exit(1)

@@ -10,6 +10,9 @@ from ..message.envelope import step_char
 
 SEPARATOR = "\x06\x16"
 
+#: What TYPE says of a key, by how its description begins.
+_TYPES = {"Hash": "hash", "Sorted set": "zset", "Stream": "stream", "String": "string"}
+
 
 class _Key(cached_property[str]):
     """A key of a queue, by what it holds. It is called like its attribute, or by a name."""
@@ -20,6 +23,8 @@ class _Key(cached_property[str]):
 
         key.__doc__ = holds
         super().__init__(key)
+        #: What TYPE says of it; None: it is a prefix, or never exists.
+        self.type = next((each for word, each in _TYPES.items() if holds.startswith(word)), None)
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,13 @@ class QueueKeys:
     def steps(self) -> str:
         """The priority steps as one character each, in the order of `ready`."""
         return "".join(map(step_char, self.priority_steps))
+
+    @property
+    def types(self) -> dict[str, str]:
+        """What TYPE should say of the keys that have one name in each queue."""
+        named = [(name, key.type) for name, key in vars(QueueKeys).items() if isinstance(key, _Key)]
+        found = {getattr(self, name): type for name, type in named if type is not None}
+        return found | dict.fromkeys(self.ready, "list")
 
     # Scripts that do not name it could begin where some of their keys are, and fail in the middle.
     absent = _Key(

@@ -1,4 +1,4 @@
-"""A user of Redis that lacks a right: senders hear of it at once, in words that help."""
+"""What the server refuses for good: senders hear of it at once, in words that help."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from kombu import Connection, Exchange
-from kombu.exceptions import OperationalError
+from kombu import Connection, Exchange, Queue
 
-from kombu_delayed.errors import AccessDenied
+from kombu_delayed.errors import AccessDenied, WrongType
+from kombu_delayed.inspection.doctor import examine_types
 from tests.kit.servers import Server
 
 FANOUT = Exchange("news", type="fanout")
@@ -60,10 +60,22 @@ def test_what_is_denied_is_not_tried_again(
             )
 
 
-def test_what_the_server_refuses_is_not_tried_again(server: Server, client: redis.Redis) -> None:
-    client.set("mail", "no list")
+@pytest.mark.parametrize("key", ["mail", "{mail}:partitions"])
+def test_a_key_that_another_program_has_overwritten(
+    server: Server, client: redis.Redis, key: str
+) -> None:
+    client.set(key, "not ours")
     with Connection(f"delayed+{server.url}") as connection:
-        producer = connection.Producer()
-        policy = {"max_retries": None, "errback": tries_again}
-        with pytest.raises(OperationalError, match="WRONGTYPE"):
-            producer.publish("x", routing_key="mail", retry=True, retry_policy=policy)
+        producer, mail = connection.Producer(), Queue("mail")
+        with pytest.raises(WrongType, match=r"WRONGTYPE.* delayed doctor shows which"):
+            producer.publish(
+                "x",
+                routing_key="mail",
+                declare=[mail],
+                headers={"x-delay": 60_000},
+                retry=True,
+                retry_policy={"max_retries": None, "errback": tries_again},
+            )
+        found = examine_types(connection.default_channel.store, "mail")
+    assert found is not None
+    assert found.examples == [f"{key} is a string, not a {'list' if key == 'mail' else 'zset'}"]

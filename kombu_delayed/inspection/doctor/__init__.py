@@ -11,9 +11,9 @@ from .consumers import PATIENCE_SECONDS, Consumers
 from .examination import Examination, Progress
 from .faults import Finding
 from .messages import Messages
-from .server import examine_format, examine_server, upgrade
+from .server import examine_format, examine_server, examine_types, upgrade
 
-__all__ = ["Doctor", "Finding", "examine_format", "examine_server", "upgrade"]
+__all__ = ["Doctor", "Finding", "examine_format", "examine_server", "examine_types", "upgrade"]
 
 
 class Doctor:

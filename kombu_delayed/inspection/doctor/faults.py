@@ -11,6 +11,11 @@ EXAMPLES = 3
 KINDS = {
     "server": ("the server's settings", ""),
     "format": ("the messages have an older format", ""),
+    "foreign": (
+        "keys were overwritten by another program: delete or rename them, and give the broker a "
+        "database of its own",
+        "",
+    ),
     "paused": ("queue is paused, which workers before 0.2 and stock workers ignore", ""),
     "lease": (
         "consumers with an expired lease hold messages that no other consumer has reclaimed",

@@ -55,6 +55,16 @@ def upgrade(store: Store, queues: Iterable[str]) -> bool:
     return was_older
 
 
+def examine_types(store: Store, queue: str) -> Finding | None:
+    """Keys of a queue that another program has overwritten: everything else fails at them."""
+    types, finding = store.keys(queue).types, Finding("foreign", queue)
+    answers = store.run.many([("TYPE", key) for key in types])
+    for (key, type), found in zip(types.items(), answers, strict=True):
+        if isinstance(found, bytes) and found.decode() not in ("none", type):
+            finding.add(f"{key} is a {found.decode()}, not a {type}", fixed=False)
+    return finding if finding.count else None
+
+
 def examine_server(store: Store) -> Finding | None:
     """What the server's settings and clock make one fear; None: nothing.
 
