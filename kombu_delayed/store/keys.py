@@ -64,13 +64,6 @@ class QueueKeys:
         """The priority steps as one character each, in the order of `ready`."""
         return "".join(map(step_char, self.priority_steps))
 
-    @property
-    def types(self) -> dict[str, str]:
-        """What TYPE should say of the keys that have one name in each queue."""
-        named = [(name, key.type) for name, key in vars(QueueKeys).items() if isinstance(key, _Key)]
-        found = {getattr(self, name): type for name, type in named if type is not None}
-        return found | dict.fromkeys(self.ready, "list")
-
     # Scripts that do not name it could begin where some of their keys are, and fail in the middle.
     absent = _Key(
         "Never exists. While a slot is on its way, a node refuses a script that names it."
@@ -158,6 +151,13 @@ class QueueKeys:
         return self._tagged(f"job-slice:{number}:{job_id}")
 
     ledgers_until = _Key("Sorted set key of a ledger -> when it expires.")
+
+
+def types_of(keys: QueueKeys) -> dict[str, str]:
+    """What TYPE should say of the keys of a queue, of those that have one name in each queue."""
+    named = [(name, key.type) for name, key in vars(QueueKeys).items() if isinstance(key, _Key)]
+    found = {getattr(keys, name): type for name, type in named if type is not None}
+    return found | dict.fromkeys(keys.ready, "list")
 
 
 def job_report(job_id: str, prefix: str = "") -> str:

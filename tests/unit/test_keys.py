@@ -18,6 +18,7 @@ from kombu_delayed.store.keys import (
     job_state,
     jobs,
     revoked_tasks,
+    types_of,
 )
 
 #: The keys of a queue by their names in Python: the underline of a name is a hyphen.
@@ -60,6 +61,17 @@ def test_every_key_of_a_queue_is_pinned() -> None:
     public = {name for name in vars(QueueKeys) if not name.startswith("_")}
     fields = set(QueueKeys.__dataclass_fields__)
     assert public - fields == {*NAMES, *OWNED, "job", "job_slice", "ready", "ready_list", "steps"}
+
+
+def test_types_of_keys() -> None:
+    keys = QueueKeys("q", "app:", priority_steps=(0, 3))
+    types = types_of(keys)
+    assert {types[each] for each in (*keys.ready,)} == {"list"}
+    assert {types[each] for each in (keys.messages, keys.policies)} == {"hash"}
+    assert {types[each] for each in (keys.partitions, keys.wake, keys.dead)} == {"zset"}
+    assert (types[keys.events], types[keys.armed]) == ("stream", "string")
+    # Prefixes, and a key that never exists, have none.
+    assert not {keys.delayed, keys.gate, keys.outcomes, keys.absent} & types.keys()
 
 
 def _separated(*steps: int) -> list[str]:

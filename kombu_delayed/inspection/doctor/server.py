@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from redis import Redis
 
 from ...connection.format import MAJOR
+from ...store.keys import types_of
 from ...store.store import Store
 from ...transport.server_checks import check, inspect
 from ...transport.server_checks import logger as server_logger
@@ -57,7 +58,7 @@ def upgrade(store: Store, queues: Iterable[str]) -> bool:
 
 def examine_types(store: Store, queue: str) -> Finding | None:
     """Keys of a queue that another program has overwritten: everything else fails at them."""
-    types, finding = store.keys(queue).types, Finding("foreign", queue)
+    types, finding = types_of(store.keys(queue)), Finding("foreign", queue)
     answers = store.run.many([("TYPE", key) for key in types])
     for (key, type), found in zip(types.items(), answers, strict=True):
         if isinstance(found, bytes) and found.decode() not in ("none", type):
