@@ -587,11 +587,10 @@ def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_doctor_names_what_another_program_has_overwritten(cli: Cli) -> None:
     cli.client.set("{mail}:dead", "not ours")
     found = cli.json("doctor", code=1)
-    assert ["{mail}:dead is a string, not a zset"] in [
-        each["examples"] for each in found["findings"]
-    ]
+    examples = [text for each in found["findings"] for text in each["examples"]]
+    assert "{mail}:dead is a string, not a zset" in examples
     assert found["checks"] == []
-    assert "give the broker a database of its own" in cli.text("doctor", "--fix", code=1)
+    assert "overwritten" in cli.text("doctor", "--fix", code=1)
 
 
 def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
