@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import redis
 from kombu import Connection, Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import AccessDenied, WrongType
 from kombu_delayed.inspection.doctor import examine_types
+from kombu_delayed.store.store import Store
 from tests.kit.servers import Server
 
 FANOUT = Exchange("news", type="fanout")
@@ -79,3 +82,22 @@ def test_a_key_that_another_program_has_overwritten(
         found = examine_types(connection.default_channel.store, "mail")
     assert found is not None
     assert found.examples == [f"{key} is a string, not a {'list' if key == 'mail' else 'zset'}"]
+
+
+@pytest.mark.parametrize("exchange", [None, FANOUT])
+def test_any_refusal_is_an_error_that_senders_of_kombu_know(
+    server: Server, monkeypatch: pytest.MonkeyPatch, exchange: Exchange | None
+) -> None:
+    refuse = Mock(side_effect=redis.ResponseError("ERR too long"))
+    monkeypatch.setattr(Store, "publish", refuse)
+    monkeypatch.setattr(redis.Redis, "publish", refuse)
+    with Connection(f"delayed+{server.url}") as connection:
+        FANOUT(connection.default_channel).declare()
+        with pytest.raises(OperationalError, match="too long"):
+            connection.Producer().publish(
+                "x",
+                exchange=exchange,
+                routing_key="mail",
+                retry=True,
+                retry_policy={"max_retries": None, "errback": tries_again},
+            )
