@@ -20,7 +20,7 @@ from kombu_delayed.store.outcomes.records import ALIVE_SECONDS, BEAT_SECONDS, No
 from kombu_delayed.store.outcomes.tallies import Tallies
 
 from ..errors import BROKER_FAILS
-from ..tasks.failures import TRACEBACK_LENGTH
+from ..tasks.failures import TRACEBACK_LENGTH, text_of
 from ..tasks.history import NESTING, Family, head_of, line_of
 from .broker import Broker
 from .outcome_options import OutcomeOptions
@@ -352,7 +352,7 @@ class Recorder:
 
 
 def _said(error: Any) -> dict[str, Any]:
-    return {"error": type(error).__name__, "message": str(error)[:MESSAGE_LENGTH]}
+    return {"error": type(error).__name__, "message": text_of(error)[:MESSAGE_LENGTH]}
 
 
 def _overran(run: Run) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -13,6 +14,9 @@ from .times import from_ms
 
 #: JSON in text, as the scripts pass over texts in headers quickly.
 HEADER = "delayed_failures"
+
+#: What an error has whose task has become a dead letter.
+BURIED = "delayed_buried"
 
 #: So many failures, the last ones, are remembered, with so much of each traceback.
 KEPT, FRAMES, TRACEBACK_LENGTH = 20, 3, 1_000
@@ -39,7 +43,21 @@ class Failure:
 
 
 def describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".strip()[:300]
+    return f"{type(error).__name__}: {text_of(error)}".strip()[:300]
+
+
+def text_of(error: Any) -> str:
+    """What an error says; it may fail at that."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"(its text cannot be made: {type(failure).__name__})"
+
+
+def note_burial(error: BaseException) -> None:
+    """For the process that has received the task: whatever it rejects is buried already."""
+    with suppress(AttributeError, TypeError):  # some errors take no attributes
+        setattr(error, BURIED, True)
 
 
 def read(text: Any) -> list[Failure]:

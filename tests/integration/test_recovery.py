@@ -199,6 +199,31 @@ def test_an_ack_outlives_a_channel_that_is_closed_without_the_broker(
         assert take_all(connection.default_channel) == ["kept"]
 
 
+def test_what_is_cancelled_while_the_result_backend_is_away_runs_again(
+    own_server: Server, proxy: Proxy, ledger: Ledger, tmp_path: Path
+) -> None:
+    """Celery may cancel late tasks when it loses its broker, and tells their results."""
+    settings = Settings(
+        f"delayed+{url_of(proxy.port)}",
+        url_of(proxy.port),
+        {"delayed_reconnect_seconds": 0, "delayed_lease_seconds": 600},
+        str(ledger.path),
+        {
+            "worker_cancel_long_running_tasks_on_connection_loss": True,
+            "result_backend_transport_options": {"retry_policy": {"max_retries": 0}},
+        },
+    )
+    make_app(settings).send_task("late", (3600,), task_id="a")
+    with Worker(settings, tmp_path, module="tests.kit.installed_app", pool="prefork") as worker:
+        ledger.wait_for(1)
+        proxy.cut()
+        worker.wait_for_log("Trying again in")
+        proxy.heal()
+        ledger.wait_for(2)
+        worker.kill()
+    assert {entry["id"] for entry in ledger.entries()} == {"a"}
+
+
 def lose_an_answer(proxy: Proxy, call: Callable[[], Any]) -> None:
     """The server does what it was told, and its answer is lost."""
     proxy.pause()

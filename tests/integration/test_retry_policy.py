@@ -302,15 +302,17 @@ def test_what_is_no_list_of_policies(app: Celery) -> None:
 def test_workers(bench: Bench, pool: str) -> None:
     with bench.worker(module="tests.kit.policies_app", pool=pool) as worker:
         assert ("a threads pool cannot end a running task" in worker.log) == (pool == "threads")
-        for name in ("hopeless", "hopeless_late"):
+        names = ("hopeless", "hopeless_late", "hopeless_kept")
+        for name in names:
             bench.send(name, 0, f"tests.kit.policies_app.{name}", args=["s3cret"])
-        wait_until(lambda: len([*bench.app.delayed.dead.list()]) == 2, "both are dead letters")
-    assert len(bench.ledger.of("hopeless")) == len(bench.ledger.of("hopeless_late")) == 3
+        wait_until(lambda: bench.app.delayed.counts()["celery"].dead >= 3, "they are dead letters")
+        wait_until(lambda: not bench.app.delayed.counts()["celery"].unacked, "all are acked")
+    assert {len(bench.ledger.of(name)) for name in names} == {3}
     for letter in bench.app.delayed.dead.list():
         assert [each.error for each in letter.failures] == ["ValueError: no hope"] * 3
         assert {each.worker for each in letter.failures} == {"w1@test"}
     counts = bench.app.delayed.counts()["celery"]
-    assert (counts.delayed, counts.ready, counts.unacked, counts.dead) == (0, 0, 0, 2)
+    assert (counts.delayed, counts.ready, counts.unacked, counts.dead) == (0, 0, 0, 3)
     shown = bench.run_celery("delayed", "dead", "show", "hopeless")
     assert "attempt 3" in shown
     assert "ValueError: no hope" in shown
@@ -319,7 +321,7 @@ def test_workers(bench: Bench, pool: str) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("when", ["", "_late"])
+@pytest.mark.parametrize("when", ["", "_late", "_kept"])
 @pytest.mark.parametrize(
     ("task", "error"),
     [("endless_again", "TimeLimitExceeded: "), ("killed", "WorkerLostError: ")],
@@ -342,6 +344,36 @@ def test_a_task_whose_process_has_ended_follows_its_strategy(
     assert letter.letter.reason.startswith(f"failed 3 times, at last with {error}")
     counts = bench.app.delayed.counts()["plain"]
     assert (counts.delayed, counts.ready, counts.unacked, counts.dead) == (0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+def test_an_error_that_cannot_say_what_it_is(bench: Bench, pool: str) -> None:
+    with bench.worker(pool=pool):
+        for name, more in (("plain", {}), ("retried", {"policies": [Backoff([0.01])]})):
+            bench.app.send_task("unspeakable", task_id=name, **more)
+        wait_until(lambda: bench.result("plain").state == "FAILURE", "it has failed")
+        wait_until(lambda: bench.app.delayed.counts()["celery"].dead, "it is a dead letter")
+        bench.send("after", 0)
+        bench.ledger.wait_for_all(["after"])
+        recorded = bench.app.delayed.recorded
+        wait_until(lambda: "plain" in [each.id for each in recorded("failed")], "it is recorded")
+    letter = bench.app.delayed.dead.show("retried").letter
+    assert letter.reason.endswith("UnspeakableError: (its text cannot be made: RuntimeError)")
+
+
+@pytest.mark.smoke
+def test_what_is_tried_again_after_its_limit_has_not_failed(bench: Bench) -> None:
+    with bench.worker(module="tests.kit.policies_app", pool="prefork"):
+        result = bench.send("a", 0, "tests.kit.policies_app.endless_once")
+        assert result.get(timeout=60) == 7
+
+        def events() -> list[str]:
+            history = bench.app.delayed.history("a")
+            return [step.event for step in history.steps] if history else []
+
+        wait_until(lambda: events()[-1:] == ["succeeded"], "its end is recorded")
+    attempt = ["received", "started"]
+    assert events() == [*attempt, "retrying", *attempt, "succeeded"]
 
 
 @pytest.mark.smoke

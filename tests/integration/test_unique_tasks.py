@@ -143,6 +143,8 @@ def test_a_task_that_runs_has_its_key(bench: Bench, pool: str, tmp_path: Path) -
         ("record", {"expires": 0.001}, states.REVOKED),
         ("sleep", {"args": [60], "time_limit": 0.3}, states.FAILURE),
         ("die", {}, states.FAILURE),
+        ("unspeakable", {}, states.FAILURE),
+        ("unspeakable", {"policies": [Backoff([0.01])]}, states.FAILURE),
         ("record", {"policies": [DropOlder("1h")], "eta": "2020-01-01T00:00:00"}, states.REVOKED),
     ],
 )
@@ -156,9 +158,13 @@ def test_each_end_frees_the_key(
         wait_until(lambda: bench.result("a").state == state, f"it is {state}")
 
 
-def test_a_retry_keeps_the_key(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("add", {"args": ["a", 1]}), ("sleep", {"args": [60], "time_limit": 0.3})],
+)
+def test_a_retry_keeps_the_key(bench: Bench, name: str, options: dict[str, Any]) -> None:
     with bench.worker(pool="prefork"):
-        only(bench, "a", "add", args=["a", 1], policies=[Backoff([3600])])
+        only(bench, "a", name, policies=[Backoff([3600])], **options)
         wait_until(bench.backlog, "it is to be retried")
         bench.send("after", countdown=0)
         wait_until(lambda: bench.ledger.of("after"), "what came afterwards has run")

@@ -28,6 +28,21 @@ def hopeless_late(self: Any, secret: str) -> None:
     raise ValueError("no hope")
 
 
+@app.task(
+    bind=True, acks_late=True, acks_on_failure_or_timeout=False, policies=[Backoff([0.05, 0.05])]
+)
+def hopeless_kept(self: Any, secret: str) -> None:
+    write_down(self)
+    raise ValueError("no hope")
+
+
+@app.task(bind=True, time_limit=0.5, policies=[Backoff([0.05])])
+def endless_once(self: Any) -> int:
+    if not self.request.retries:
+        time.sleep(60)
+    return 7
+
+
 @app.task
 def endless() -> None:
     time.sleep(60)
@@ -43,12 +58,18 @@ def killed(self: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "": {},
+    "_late": {"acks_late": True},
+    "_kept": {"acks_late": True, "acks_on_failure_or_timeout": False},
+}
+
 for function, options in ((endless_again, {"time_limit": 0.5}), (killed, {})):
-    for suffix, acks_late in (("", False), ("_late", True)):
+    for suffix, way in WAYS.items():
         app.task(
             bind=True,
             name=f"{__name__}.{function.__name__}{suffix}",
-            acks_late=acks_late,
             policies=[Backoff([0.05, 0.05])],
             **options,
+            **way,
         )(function)

@@ -175,6 +175,19 @@ def retry(self: Any, countdown: float, times: int = 1) -> str | None:
     return self.request.eta
 
 
+class UnspeakableError(Exception):
+    """Cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@task(bind=True)
+def unspeakable(self: Any) -> None:
+    write_down(self)
+    raise UnspeakableError
+
+
 @task(bind=True, acks_late=True)
 def die(self: Any) -> None:
     write_down(self)

@@ -115,6 +115,8 @@ class _Retrying:
         answer = _ask(strategy, message, error, attempt, max_retries)
         if isinstance(answer, GiveUp):
             request.delayed_given_up = bury(self._task, answer.reason, history)
+            if request.delayed_given_up:
+                failures.note_burial(error)
             raise error
         changes = {**options, **_changes(answer, eta, countdown)}
         changes["headers"] = {

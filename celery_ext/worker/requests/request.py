@@ -28,6 +28,7 @@ from kombu_delayed.errors import LeaseLost, NotReplicated, ServerFull
 
 from ...app import recorder
 from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
+from ...tasks.failures import BURIED, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
 from .unique_hold import UniqueHold
 
@@ -73,6 +74,10 @@ class Request(CeleryRequest):
     run: recorder.Run | None = None
     #: Its unique key, where it has that until its end.
     hold: UniqueHold | None = None
+    #: Whether it is tried again after its hard limit; None: its strategy was not asked.
+    _goes_on: bool | None = None
+    #: Whether it is a dead letter, and so must not become another one.
+    _is_buried = False
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -129,15 +134,25 @@ class Request(CeleryRequest):
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Its time is over: with the hard limit it has ended, and may be tried again."""
+        error = TimeLimitExceeded(timeout)
         try:
-            if soft or not self._is_retried(TimeLimitExceeded(timeout)):
+            if soft or not self._goes_on_after(error):
                 super().on_timeout(soft, timeout)
-                if self.hold is not None and not soft:
+                if self._is_buried and self.task.acks_late:
+                    self.acknowledge()
+                if self.hold is not None and not soft and not self._returns(error):
                     self.hold.ended()
         finally:
             if not soft:
-                self._has_failed(TimeLimitExceeded(timeout), None)
+                self._has_failed(error, None)
                 self.end()
+
+    def reject(self, requeue: bool = False) -> None:
+        """Put its message back, or bury it; what is buried is not buried again."""
+        if self._is_buried:
+            self.acknowledge()
+        else:
+            super().reject(requeue)
 
     def _announce_revoked(self, reason: str, *args: Any) -> None:
         super()._announce_revoked(reason, *args)
@@ -153,7 +168,7 @@ class Request(CeleryRequest):
         facts: dict[str, Any] = {"run_ms": self._run_ms()}
         if isinstance(error, (Reject, Ignore)):
             why = "ignored" if isinstance(error, Ignore) else "rejected"
-            told.ended(run, "x", {"why": why, **facts, "message": str(error)[:MESSAGE_LENGTH]})
+            told.ended(run, "x", {"why": why, **facts, "message": text_of(error)[:MESSAGE_LENGTH]})
             return
         if told.options.arguments:
             for name, text in (("args", self.argsrepr), ("kwargs", self.kwargsrepr)):
@@ -184,7 +199,17 @@ class Request(CeleryRequest):
                 raise
             # Celery's error would be taken for the task's own: it would fail, and be acked.
             raise WorkerTerminate(EX_FAILURE) from None
-        self._processes.add(self, pool)
+        except Exception as error:
+            # Unless it is known to be cancelled, the end of its process is taken for a revoke.
+            self._already_cancelled = True
+            logger.warning(
+                "Task %s[%s] is cancelled, but its result is not stored: %s",
+                self.name,
+                self.id,
+                error,
+            )
+        finally:
+            self._processes.add(self, pool)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """It has failed: why it was rejected is for its dead letter.
@@ -200,7 +225,10 @@ class Request(CeleryRequest):
                 error.requeue = True
             if error.reason and not error.requeue:
                 self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
+        self._is_buried = self._is_buried or getattr(error, BURIED, False)
         if self._was_lost(error) and self._is_retried(_lost(error)):
+            return None
+        if isinstance(error, TimeLimitExceeded) and self._goes_on_after(error):
             return None
         try:
             return super().on_failure(exc_info, *args, **kwargs)
@@ -210,6 +238,12 @@ class Request(CeleryRequest):
                 if self.hold is not None and not self._returns(error):
                     self.hold.ended(error)
             self.end()
+
+    def _goes_on_after(self, error: TimeLimitExceeded) -> bool:
+        """Whether it is tried again after its hard limit, of which processes tell twice."""
+        if self._goes_on is None:
+            self._goes_on = self._is_retried(error)
+        return self._goes_on
 
     def _is_retried(self, error: Exception) -> bool:
         """Whether its retry strategy, which it could not ask by itself, has it tried again."""
@@ -224,6 +258,7 @@ class Request(CeleryRequest):
                 logger.error("Task %s[%s] is not retried: %s", self.name, self.id, rejected.reason)
                 return False
             retried = _raised(rejected)
+        self._is_buried = bool(vars(context).get("delayed_given_up"))
         if retried is not None:
             self.on_failure(retried)
         return retried is not None
@@ -241,9 +276,14 @@ class Request(CeleryRequest):
         return was_stored is None or not was_stored()
 
     def _returns(self, error: BaseException) -> bool:
-        """Whether a lost process has Celery put its message back."""
+        """Whether Celery puts its message back."""
+        if not self.task.acks_late or self._is_buried:
+            return False
+        if isinstance(error, TimeLimitExceeded):
+            both = self.task.acks_on_failure_or_timeout
+            return not getattr(self.task, "acks_on_timeout", both)  # Celery 5.7 has two settings
         is_lost = isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt))
-        return bool(is_lost and self.task.acks_late and self.task.reject_on_worker_lost)
+        return bool(is_lost and self.task.reject_on_worker_lost)
 
     def _may_begin(self) -> bool:
         if self._begins is None:
