@@ -210,7 +210,7 @@ def test_what_is_cancelled_while_the_result_backend_is_away_runs_again(
         str(ledger.path),
         {
             "worker_cancel_long_running_tasks_on_connection_loss": True,
-            "result_backend_transport_options": {"retry_policy": {"max_retries": 0}},
+            "result_backend_transport_options": {"retry_policy": {"max_retries": 2}},
         },
     )
     make_app(settings).send_task("late", (3600,), task_id="a")

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import redis
 
+from kombu_delayed.errors import WrongType
+from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.message.ticket import Gate, LimitNumbers
 from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.keys import SEPARATOR
+from kombu_delayed.store.ledgers import Job, LedgerStore
 from kombu_delayed.store.store import Store
 from tests.kit.claims import bodies, deliver, records
 from tests.kit.state import entry, message, promoted, seed, state
@@ -275,3 +280,39 @@ def test_leases_that_do_not_expire(
     assert client.pttl("q") == -1 or first_ms
     deliver(store, second, want=1, **call)
     assert client.pttl("{q}:consumers") == -1
+
+
+@pytest.mark.parametrize("gate", [None, Gate("v", (LimitNumbers("all", 3),))])
+@pytest.mark.parametrize("held", ["q", f"q{SEPARATOR}9"])
+@pytest.mark.parametrize("delayed", [["a", "b"], []])
+def test_nothing_is_lost_where_a_list_was_overwritten(
+    store: Store, client: redis.Redis, gate: Gate | None, held: str, delayed: list[str]
+) -> None:
+    """An empty list is no key: another program may use its name."""
+    store.schedule(
+        "q", [entry(id, 2000, step=step) for id, step in zip(delayed, (0, 9), strict=False)]
+    )
+    store.publish("q", [entry(id, step=step) for id, step in (("c", 3), ("d", 6))])
+    client.set(held, "not ours")
+    store.now = "9000"
+    got: list[str] = []
+    for tag in range(10, 20, 3):
+        with suppress(WrongType):
+            got += bodies(deliver(store, want=3, tag=tag, gate=gate))
+    client.delete(held)
+    for tag in range(20, 30, 3):
+        got += bodies(deliver(store, want=3, tag=tag, gate=gate))
+    assert sorted(got) == [*delayed, "c", "d"]
+
+
+def test_nothing_is_stored_by_halves_where_a_list_was_overwritten(
+    store: Store, client: redis.Redis
+) -> None:
+    client.set("q", "not ours")
+    job = LedgerStore(store, Job("j", "run", 60))
+    for into in (store, job):
+        with pytest.raises(WrongType):
+            into.schedule("q", [entry("a", 8000), entry("b", 500)])
+    client.delete("q")
+    assert not [each for each in Doctor(store, "q").examine() if each.kind == "orphan"]
+    assert job.schedule("q", [entry("c", 8000), entry("b", 500)]).ready == 1

@@ -12,7 +12,7 @@
 --   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
 --   expires_ms: 0: never; -1: never, and it deletes itself
 --   declared: the version of the policies by which the caller goes; empty: there are none
--- include: clock waiting ready buckets backlog events promise expiry auto_delete
+-- include: clock waiting ready check_lists buckets backlog events promise expiry auto_delete
 -- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 where
 --   other policies are declared than the caller goes by, consumers, step + message, …}, or {0} where the lease was lost. Where the queue
 --   is paused, or was lately, the third is 8 more, and the fifth says since when it goes on, or 0
@@ -65,7 +65,7 @@ if declared ~= '' or found > math.min(urgent, 1) then
   if has_others() then return refused() end
   some_wait = redis.call('EXISTS', delayed .. 'waiting') == 1
 end
-local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions)
+local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions, check_lists)
 if urgent > 0 and ((urgent > 1 and #members > 0) or redis.call('EXISTS', partitions) == 0) then
   -- include: pop_urgent
   more = pop_urgent(members, now_ms, promotions)
@@ -84,7 +84,8 @@ end
 
 for i, list in ipairs(ready) do
   local step, room, batch = steps:sub(i, i), want - #taken / 2, batches[list]
-  local before = room > 0 and redis.call('RPOP', list, room) or {}
+  local before = room > 0 and redis.pcall('RPOP', list, room) or {}
+  if before.err and #taken == 0 then return before end  -- else a later call is told that another program has overwritten it
   for _, message in ipairs(before) do hand_out(step, message) end
   if batch then  -- what is handed out at once need not be in the list
     local taken_from = math.max(math.min(room - #before, #batch), 0)

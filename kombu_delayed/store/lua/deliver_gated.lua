@@ -28,6 +28,7 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 -- include: policies
 if has_others() then return refused() end
 
+for _, list in ipairs(ready) do redis.call('LLEN', list) end  -- as check_lists, which would be one local variable too many
 for limit, count in taken:gmatch('([^ ;]+) (%d+);') do allowed[limit] = tonumber(count) end
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone = {}, {}, {}

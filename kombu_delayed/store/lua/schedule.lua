@@ -4,7 +4,7 @@
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number event_limit:number dictionary entries...
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
 --   dictionary: the version of the one with which some records are compressed; empty: none is
--- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule
+-- include: clock waiting ready check_lists buckets bucket_add backlog gather events moved expiry schedule
 -- returns as text: delayed, ready, already there, and 1 where what is sent is better packed; or the text plain,
 --   where nothing was done since the queue has not that dictionary, or is not large: send it as it was; O(log n) a message
 if dictionary ~= '' then

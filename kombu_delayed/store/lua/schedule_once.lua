@@ -7,7 +7,7 @@
 --   run: field of the ledger that counts what this run has made
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
 --   dictionary: the version of the one with which some records are compressed; empty: none is
--- include: clock waiting ready buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
+-- include: clock waiting ready check_lists buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
 -- returns as text: delayed, ready, already done before, and 1 where what is sent is better packed; or the text plain,
 --   where nothing was done since the queue has not that dictionary, or is not large: send it as it was; O(log n) a message
 if dictionary ~= '' then
@@ -15,6 +15,7 @@ if dictionary ~= '' then
   if not takes_compressed() then return 'plain' end
 end
 is_job, together = true, {}
+check_lists()  -- before an id counts as dealt with
 begin_ledger(entries, 3)
 for i = 1, #entries, 3 do
   local id = entries[i]

@@ -177,8 +177,8 @@ local function take(member)
   return due_ms, kept
 end
 
--- Takes what is due out of the tree: its members, and whether more is due.
-local function pop_due(now_ms, limit)
+-- Takes what is due out of the tree: its members, and whether more is due. `check`, if any, is called before that.
+local function pop_due(now_ms, limit, check)
   local members = {}
   while #members < limit do
     local name = redis.call('ZRANGE', partitions, 0, 0)[1]
@@ -186,6 +186,7 @@ local function pop_due(now_ms, limit)
     local key = delayed .. name
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', now_ms, 'LIMIT', 0, limit - #members)
     if #found == 0 then return members, false end
+    if check and #members == 0 then check() end
     for _, member in ipairs(found) do members[#members + 1] = member end
     redis.call('ZREMRANGEBYRANK', key, 0, #found - 1)
     if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end

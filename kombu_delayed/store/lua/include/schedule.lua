@@ -1,4 +1,4 @@
--- schedule: messages on their way into the backlog, or into ready where they are due, after clock ready backlog
+-- schedule: messages on their way into the backlog, or into ready where they are due, after clock ready check_lists backlog
 -- gather events moved expiry.
 -- needs: now ready steps wake partitions messages partition_size expires_ms events event_limit
 local before = earliest()
@@ -24,6 +24,10 @@ local function schedule(id, due, record)
   end
   local front, forms, from = parts_of_packed(record)
   if due_ms <= now_ms then
+    if counts[2] == 0 then
+      index_gathered()  -- or, if a list refuses this one, the others would be in no partition
+      check_lists()
+    end
     local message = front and unpacked_behind('{', id, record, forms, from) or record:sub(#due + 2)
     if is_job then
       local was_due = due_ms > 0 and due  -- else it is for now
