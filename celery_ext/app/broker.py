@@ -8,12 +8,14 @@ from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError, ResponseError
 
+from kombu_delayed.connection import forks
 from kombu_delayed.connection.cluster.connection import NodeConnection, SlotMoves
 from kombu_delayed.connection.cluster.nodes import Node
 from kombu_delayed.connection.commands import Replicas
@@ -46,6 +48,15 @@ class Broker:
         self._store: Store | None = None
         self._channel: Any = None
         self._lost = False
+        _all.add(self)
+
+    def after_fork(self) -> None:
+        """In a child: another thread may just have been connecting, which is not there any more."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            return
+        self._lock = threading.RLock()
+        self._connection = self._store = self._channel = None
 
     @property
     def connection(self) -> Connection:
@@ -132,6 +143,17 @@ def own_broker(app: Celery) -> Broker:
 def _broker(app: Celery, pid: int) -> Broker:
     # A fork has connections of its own.
     return Broker(app)
+
+
+_all: WeakSet[Broker] = WeakSet()
+
+
+def _after_fork() -> None:
+    for broker in tuple(_all):
+        broker.after_fork()
+
+
+forks.in_children(_after_fork)
 
 
 class BrokerUnreachable(OperationalError, ConnectionError):

@@ -20,6 +20,15 @@ AGAIN_MS = 10_000
 #: Who has met a broker that cannot be reached leaves it alone for so long.
 PATIENCE_SECONDS = 5.0
 
+#: A broker that says nothing for so long cannot be reached: the worker waits for it.
+SILENCE_SECONDS = 3.0
+
+#: What transports call that, by how their URLs begin.
+SILENCE = {
+    "redis": ("socket_timeout", "socket_connect_timeout"),
+    "amqp": ("connect_timeout", "read_timeout", "write_timeout"),
+}
+
 #: Properties of a message that it keeps.
 KEPT = ("correlation_id", "reply_to", "message_id", "priority", "delivery_mode", "expiration")
 
@@ -96,4 +105,7 @@ class HandOver(Policy):
     def _producers(self, message: Message) -> Any:
         if self.url is None:
             return message.app.amqp.producer_pool
-        return pools.producers[Connection(self.url, transport_options=self._options)]
+        scheme = self.url.partition(":")[0].removeprefix("delayed+")
+        names = next((SILENCE[each] for each in SILENCE if scheme.startswith(each)), ())
+        options = {**dict.fromkeys(names, SILENCE_SECONDS), **self._options}
+        return pools.producers[Connection(self.url, transport_options=options)]

@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -681,6 +683,27 @@ def test_close(app: Celery, delayed: Delayed) -> None:
     delayed.close()
     assert delayed.get("a")
     assert [*dead.list()] == []
+
+
+def test_a_fork_while_another_thread_connects(app: Celery, delayed: Delayed) -> None:
+    is_connecting, may_go_on = threading.Event(), threading.Event()
+
+    def connect() -> None:
+        with delayed._lock:
+            is_connecting.set()
+            may_go_on.wait(60)
+
+    send(app, "a")
+    thread = threading.Thread(target=connect)
+    thread.start()
+    is_connecting.wait(60)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends a child that waits for ever
+        os._exit(0 if delayed.get("a") else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    may_go_on.set()
+    thread.join()
 
 
 def test_a_fork_has_a_connection_of_its_own(app: Celery, delayed: Delayed) -> None:

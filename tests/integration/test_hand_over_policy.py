@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 from kombu import Connection
 
-from celery_ext.policies import HandOver, PolicyError, Timeout
+from celery_ext.policies import HandOver, PolicyError, Timeout, hand_over
 from tests.kit.policed import OpenApp, take
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
@@ -58,6 +60,19 @@ def test_it_waits_for_a_broker_that_cannot_be_reached(open_app: OpenApp) -> None
         assert "cannot be reached" in info.reason
         assert "127.0.0.1:1/0" in info.reason
         assert info.remaining.total_seconds() < 11
+
+
+@pytest.mark.parametrize("scheme", ["redis", "delayed+redis", "amqp"])
+def test_it_does_not_wait_long_for_a_broker_that_says_nothing(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.setattr(hand_over, "SILENCE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"{scheme}://127.0.0.1:{silent.getsockname()[1]}/0"
+        app = open_app(HandOver(url, queue="elsewhere"))
+        app.send_task("record", task_id="a")
+        assert take(app) is None
+        assert "cannot be reached" in app.delayed.get("a").reason
 
 
 def test_what_cannot_be_meant() -> None:
