@@ -88,9 +88,8 @@ class Outbox:
         self._told_over = 0
         #: When slots, if any are `freed`, are to be given back without acks.
         self.free_at = 0.0
-        self._flushing: Any = (
-            threading.RLock()
-        )  # a signal handler may interrupt a flush with another
+        #: A signal handler may interrupt a flush with another one.
+        self._flushing: Any = threading.RLock()
         self._flush_asked = False
 
     @property

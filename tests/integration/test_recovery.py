@@ -225,6 +225,31 @@ def test_what_is_cancelled_while_the_result_backend_is_away_runs_again(
     assert {entry["id"] for entry in ledger.entries()} == {"a"}
 
 
+class InterruptedDict(dict[str, int]):
+    """A signal handler raises when something is first taken out."""
+
+    was_interrupted = False
+
+    def pop(self, *given: Any) -> Any:
+        if given[0] in self and not self.was_interrupted:
+            self.was_interrupted = True
+            raise KeyboardInterrupt
+        return super().pop(*given)
+
+
+def test_a_claim_that_is_interrupted_hands_nothing_out_twice(own_server: Server) -> None:
+    with Connection(f"delayed+{own_server.url}") as connection:
+        inbox = Inbox(connection, MAIL, prefetch_count=10, ack=False)
+        claims = inbox.consumer.channel.consumer.parts[0].claims
+        claims.unsure = InterruptedDict(claims.unsure)
+        publish(connection, *range(3))
+        with pytest.raises(KeyboardInterrupt):
+            inbox.receive(3)
+        assert sorted(inbox.receive(3)) == [*range(3)]
+        publish(connection, "last")
+        assert sorted(inbox.receive(4), key=str) == [*range(3), "last"]
+
+
 def lose_an_answer(proxy: Proxy, call: Callable[[], Any]) -> None:
     """The server does what it was told, and its answer is lost."""
     proxy.pause()

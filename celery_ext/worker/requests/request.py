@@ -208,8 +208,7 @@ class Request(CeleryRequest):
                 self.id,
                 error,
             )
-        finally:
-            self._processes.add(self, pool)
+        self._processes.add(self, pool)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """It has failed: why it was rejected is for its dead letter.

@@ -382,7 +382,10 @@ class Claims:
             lease.suspect(queue)
         if (source := self.sources.get(queue)) is not None:
             source.checked_at = monotonic()  # the next claim says whether it is paused
-            claimed = [Claimed(queue, tag, record) for tag, record in found]
+            # A signal handler may have raised when they were just taken in.
+            known = {entry.tag for entry in self.buffer}
+            new = (each for each in found if not (each[0] in known or self._qos.queue_of(each[0])))
+            claimed = [Claimed(queue, tag, record) for tag, record in new]
             self.buffer.extend(self._let_in(queue, claimed, False))
         else:
             self._give_back(queue, [tag for tag, _ in found])
