@@ -177,7 +177,14 @@ def test_what_was_missed_of_all_queues_comes_in_order(
     for queue, id in sent:
         delayed.app.send_task("till.charge", task_id=id, queue=queue, countdown=3600)
     found = events_of(api, len(sent), "1-0")
-    assert [(each["queue"], each["id"]) for each in found] == sent
+    places = [tuple(map(int, each["stream_id"].split("-"))) for each in found]
+    assert places == sorted(places)
+    told = [(each["queue"], each["id"]) for each in found]
+    # Those of one millisecond in two queues have no order between them.
+    for queue in ("busy", "quiet"):
+        assert [each for each in told if each[0] == queue] == [
+            each for each in sent if each[0] == queue
+        ]
 
 
 def test_a_stream_that_goes_on_begins_earlier() -> None:
