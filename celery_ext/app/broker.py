@@ -50,7 +50,7 @@ class Broker:
         self._lost = False
         _all.add(self)
 
-    def after_fork(self) -> None:
+    def _after_fork(self) -> None:
         """In a child: another thread may just have been connecting, which is not there any more."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
@@ -150,7 +150,7 @@ _all: WeakSet[Broker] = WeakSet()
 
 def _after_fork() -> None:
     for broker in tuple(_all):
-        broker.after_fork()
+        broker._after_fork()
 
 
 forks.in_children(_after_fork)

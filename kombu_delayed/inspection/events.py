@@ -172,18 +172,18 @@ def merged(
     """
 
     def entries(stream: str, position: str) -> Iterator[list[Event]]:
-        last = until and order_of(until[stream])
+        last = until and _order_of(until[stream])
         for page in pages(store, stream, position):
             for id, entry in groupby(page, attrgetter("stream_id")):
-                if last and order_of(id) > last:
+                if last and _order_of(id) > last:
                     return
                 yield [*entry]
 
     streams = [entries(*each) for each in after.items()]
-    return merge(*streams, key=lambda entry: order_of(entry[0].stream_id))
+    return merge(*streams, key=lambda entry: _order_of(entry[0].stream_id))
 
 
-def order_of(stream_id: str) -> tuple[int, ...]:
+def _order_of(stream_id: str) -> tuple[int, ...]:
     """A stream id that can be compared."""
     return tuple(map(int, stream_id.split("-")))
 

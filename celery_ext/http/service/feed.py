@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from kombu_delayed.errors import UNREACHABLE
 from kombu_delayed.inspection import events as streams
@@ -57,6 +57,16 @@ class Listener:
         self._has_some.clear()
         events, self._unread = self._unread, []
         return events
+
+
+def next_of(entries: Iterator[list[Event]]) -> list[Event]:
+    """The next events, in whole entries; none: these were all."""
+    found = list[Event]()
+    for entry in entries:
+        found += entry
+        if len(found) >= LOOK_SIZE:
+            break
+    return found
 
 
 class Feed:
@@ -120,18 +130,13 @@ class Feed:
             return []
 
     def _look(self) -> list[Event]:
-        store, found = self._store(), list[Event]()
         some = {each.key: each for each in self._listeners}.values()
         wanted = dict.fromkeys(shard for each in some for shard in each.shards())
         # A queue that was not known before is new: all of its events are.
         positions = {shard: self._positions.get(shard, "0") for shard in wanted}
-        for entry in streams.merged(store, positions):
-            positions[entry[0].stream] = entry[0].stream_id
-            found += entry
-            if len(found) >= LOOK_SIZE:
-                self._has_more = True
-                break
-        self._positions = positions
+        found = next_of(streams.merged(self._store(), positions))
+        self._has_more = len(found) >= LOOK_SIZE
+        self._positions = positions | {event.stream: event.stream_id for event in found}
         return found
 
     def _tell(self, listener: Listener, events: list[Event]) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from functools import lru_cache, partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 
-from ...service.feed import LOOK_SIZE, Listener, Positions
+from ...service.feed import Listener, Positions, next_of
 from ..models import EventQuery
 from ..operations import Call, Operations
 
@@ -114,7 +114,7 @@ async def _events(
         missed = streams.merged(
             call.service.delayed.store, dict.fromkeys(positions, after), positions
         )
-        while found := await call.run(_next, missed):
+        while found := await call.run(next_of, missed):
             if call.service.closing or not await _may(call):
                 return
             if text := "".join(_text(event) for event in found if listener.meant(event)):
@@ -137,16 +137,6 @@ async def _may(call: Call) -> bool:
     except Problem:
         return False
     return True
-
-
-def _next(missed: Iterator[list[Event]]) -> list[Event]:
-    """The next events, in whole entries; none: these were all."""
-    found = list[Event]()
-    for entry in missed:
-        found += entry
-        if len(found) >= LOOK_SIZE:
-            break
-    return found
 
 
 def _is_meant(call: Call, query: EventQuery, event: Event) -> bool:
