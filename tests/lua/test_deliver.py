@@ -316,3 +316,30 @@ def test_nothing_is_stored_by_halves_where_a_list_was_overwritten(
     client.delete("q")
     assert not [each for each in Doctor(store, "q").examine() if each.kind == "orphan"]
     assert job.schedule("q", [entry("c", 8000), entry("b", 500)]).ready == 1
+
+
+@pytest.mark.parametrize("gate", [None, Gate("v", ())], ids=["no gate", "gate"])
+@pytest.mark.parametrize("steps", ["0", "90"])
+@pytest.mark.parametrize("smaller", [1, 100])
+def test_the_bytes_of_what_is_promoted_are_bounded(
+    store: Store, client: redis.Redis, gate: Gate | None, steps: str, smaller: int
+) -> None:
+    """250 messages of two megabytes had the server stand still for seconds."""
+    large = [f"{number}-" + "x" * 200_000 for number in range(40)]
+    sent = [str(number) for number in range(smaller)] + large
+    for step in steps:
+        store.schedule("q", [entry(id, 2000 + n, int(step)) for n, id in enumerate(sent)])
+    store.now = "9000"
+    before = len(sent) * len(steps)
+    deliver(store, want=0, gate=gate)
+    ready = client.llen("q") + client.llen(f"q{SEPARATOR}9")
+    assert 0 < ready <= smaller * 2 + 3 * 10
+    got: dict[str, list[str]] = {step: [] for step in steps}
+    tag = 1
+    while (answer := deliver(store, want=7, tag=tag, gate=gate)).records:
+        for record, body in zip(records(answer), bodies(answer), strict=True):
+            got[record[0]].append(body)
+        tag += len(answer.records)
+        assert answer.more or tag > before
+    assert all(sorted(found) == sorted(sent) for found in got.values())
+    assert gate or all(found == sent for found in got.values())

@@ -24,10 +24,16 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 
 local batches = {}  -- list -> what comes to it
 
+local is_checked = false
+
 local function promote(members)
+  if not is_checked then check_lists() end
+  is_checked = true
   local _, records = bucket_take_all(messages, members)
+  local read = 0
   for i, kept in ipairs(records) do
     if kept then
+      read = read + #kept
       local list = list_for(kept ~= '' and kept:sub(1, 1) or steps:sub(1, 1))
       local batch = batches[list] or {}
       batches[list] = batch
@@ -47,6 +53,7 @@ local function promote(members)
       forget_duplicate(member)
     end
   end
+  return read
 end
 
 local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent', of_queue('policies'), of_queue('paused'))
@@ -65,12 +72,11 @@ if declared ~= '' or found > math.min(urgent, 1) then
   if has_others() then return refused() end
   some_wait = redis.call('EXISTS', delayed .. 'waiting') == 1
 end
-local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions, check_lists)
+local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions, promote)
 if urgent > 0 and ((urgent > 1 and #members > 0) or redis.call('EXISTS', partitions) == 0) then
   -- include: pop_urgent
-  more = pop_urgent(members, now_ms, promotions)
+  more = pop_urgent(members, now_ms, promotions, promote)
 end
-if #members > 0 then promote(members) end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken = {}

@@ -59,29 +59,34 @@ end
 
 -- From the backlog to the gate; what has no ticket to ready, until a consumer has room for it.
 local function bring_due()
-  local members, more = pop_due(now_ms, math.ceil(promotions / 2))
+  local function bring(some)
+    local read = 0
+    for i, kept in ipairs(bucket_get_all(messages, some)) do
+      local its_version, _, place, lane = ticket_in(kept or '')
+      local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+)')
+      if due_ms then
+        admit(some[i], lane, tonumber(due_ms), place)
+        note_arrival(some[i], kept, lane)
+      elseif kept then
+        local record = promoted(kept)
+        redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
+        bucket_drop(messages, some[i])
+        if some[i]:find('\31', 1, true) then forget_duplicate(some[i]) end
+      end
+      read = read + #(kept or '')
+    end
+    return read
+  end
+
+  local members, more = pop_due(now_ms, math.ceil(promotions / 2), bring)
   if more then  -- what has just become due is not to wait until all that was due before is here
-    for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2))) do members[#members + 1] = member end
+    for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2), bring)) do members[#members + 1] = member end
   end
   if redis.call('EXISTS', partitions .. ':urgent') == 1 then
     -- include: pop_urgent
-    more = pop_urgent(members, now_ms, promotions)
+    more = pop_urgent(members, now_ms, promotions, bring)
   end
-  if #members == 0 then return false end
-  for i, kept in ipairs(bucket_get_all(messages, members)) do
-    local its_version, _, place, lane = ticket_in(kept or '')
-    local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+)')
-    if due_ms then
-      admit(members[i], lane, tonumber(due_ms), place)
-      note_arrival(members[i], kept, lane)
-    elseif kept then
-      local record = promoted(kept)
-      redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
-      bucket_drop(messages, members[i])
-      if members[i]:find('\31', 1, true) then forget_duplicate(members[i]) end
-    end
-  end
-  let_arrive_in_time()
+  if #members > 0 then let_arrive_in_time() end
   return more
 end
 
@@ -372,7 +377,9 @@ if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
     leases_last_for(consumers, kept_ms)
-    for _, key in ipairs({unacked, gate .. 'slots', gate .. 'slots:' .. consumer}) do last_for(key, kept_ms) end
+    last_for(unacked, kept_ms)
+    last_for(gate .. 'slots', kept_ms)
+    last_for(gate .. 'slots:' .. consumer, kept_ms)
   end
 elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 and redis.call('EXISTS', of_queue('expires')) == 0) then
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)

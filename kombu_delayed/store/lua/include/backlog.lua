@@ -177,30 +177,45 @@ local function take(member)
   return due_ms, kept
 end
 
--- Takes what is due out of the tree: its members, and whether more is due. `check`, if any, is called before that.
-local function pop_due(now_ms, limit, check)
-  local members = {}
+-- Gives members to `take`, which returns how many bytes it has read, in growing portions until it `had` a megabyte: for
+-- that the server takes some ten milliseconds. Returns how many were given.
+local function give(members, take, had)
+  local first = had.count
+  while had.count - first < #members and had.bytes < 2 ^ 20 do
+    local more = math.min(4 * had.count, (2 ^ 20 - had.bytes) * had.count / math.max(had.bytes, 1))
+    local from = had.count - first
+    local some = {unpack(members, from + 1, math.min(from + math.max(math.floor(more), 1), #members))}
+    had.bytes, had.count = had.bytes + take(some), had.count + #some
+  end
+  return had.count - first
+end
+
+-- Takes what is due out of the tree and gives it to `take`: its members, and whether more is due.
+local function pop_due(now_ms, limit, take)
+  local members, had = {}, {bytes = 0, count = 0}
   while #members < limit do
     local name = redis.call('ZRANGE', partitions, 0, 0)[1]
     if not name then return members, false end
     local key = delayed .. name
     local found = redis.call('ZRANGEBYSCORE', key, '-inf', now_ms, 'LIMIT', 0, limit - #members)
     if #found == 0 then return members, false end
-    if check and #members == 0 then check() end
-    for _, member in ipairs(found) do members[#members + 1] = member end
-    redis.call('ZREMRANGEBYRANK', key, 0, #found - 1)
+    local count = give(found, take, had)
+    for i = 1, count do members[#members + 1] = found[i] end
+    if count > 0 then redis.call('ZREMRANGEBYRANK', key, 0, count - 1) end
     if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end
+    if count < #found then return members, true end
   end
   local next_ms = earliest()
   return members, next_ms ~= nil and next_ms <= now_ms
 end
 
 -- As `pop_due`, from the other end: of what is due, that which has become so last.
-local function pop_due_last(now_ms, limit)
+local function pop_due_last(now_ms, limit, take)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, now_ms, '-inf', 'LIMIT', 0, 1)[1]
   if not name then return {} end
   local key = delayed .. name
   local members = redis.call('ZREVRANGEBYSCORE', key, now_ms, '-inf', 'LIMIT', 0, limit)
+  members = {unpack(members, 1, give(members, take, {bytes = 0, count = 0}))}
   if #members > 0 then redis.call('ZREM', key, unpack(members)) end
   if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end
   return members

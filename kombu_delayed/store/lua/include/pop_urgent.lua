@@ -12,21 +12,32 @@ local function leave_tree(member, due_ms)
   return true
 end
 
--- Adds at most `limit` to `members`, which `pop_due` has found; returns whether more is due.
-local function pop_urgent(members, now_ms, limit)
-  local urgent, at = partitions .. ':urgent', 0
+-- Gives at most `limit` to `take`, as `pop_due` does, which has found `members`; returns whether more is due.
+local function pop_urgent(members, now_ms, limit, take)
+  local urgent, at, due, had = partitions .. ':urgent', 0, {}, {bytes = 0, count = 0}
   if #members > 0 then redis.call('ZREM', urgent, unpack(members)) end
   if redis.call('EXISTS', partitions) == 0 then redis.call('UNLINK', urgent) end
-  while limit > 0 do
+
+  local function take_out(some)
+    local left = {}
+    redis.call('ZREM', urgent, unpack(some))
+    for _, member in ipairs(some) do
+      if leave_tree(member, due[member]) then left[#left + 1] = member end
+    end
+    return #left > 0 and take(left) or 0
+  end
+
+  local has_room = true
+  while limit > 0 and has_room do
     local first = redis.call('ZRANGEBYSCORE', urgent, at, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     if not first[1] or first[1] == '\31' then break end
     at = math.floor(first[2] / STEP) * STEP
-    local found = redis.call('ZRANGEBYSCORE', urgent, at, at + now_ms, 'WITHSCORES', 'LIMIT', 0, limit)
+    local found, some = redis.call('ZRANGEBYSCORE', urgent, at, at + now_ms, 'WITHSCORES', 'LIMIT', 0, limit), {}
     for i = 1, #found, 2 do
-      redis.call('ZREM', urgent, found[i])
-      if leave_tree(found[i], found[i + 1] - at) then members[#members + 1] = found[i] end
+      some[#some + 1], due[found[i]] = found[i], found[i + 1] - at
     end
-    limit = limit - #found / 2
+    local count = give(some, take_out, had)
+    limit, has_room = limit - count, count == #some
     at = at + STEP
   end
   local next_ms = earliest()
