@@ -180,6 +180,36 @@ def test_only_what_is_asked_for_is_renewed(
     assert sorted(found.others) == [("p", "B", 999), ("q", "B", 1000), ("q", LATE, 34_001)]
 
 
+def test_the_next_end_behind_one_that_has_ended(store: Store, client: redis.Redis) -> None:
+    """Those of a host that went down end one after the other."""
+    seed(client, {"{q}:consumers": {"A": 1050, "B": 999, "C": 1100, "D": 1200}})
+    assert renew_all(store).next_end_ms == 1100
+
+
+def test_of_many_consumers_each_look_sees_others(store: Store, client: redis.Redis) -> None:
+    """A hundred workers, each with hundreds of queues, cost as much as their queues."""
+    queues = [f"q{n}" for n in range(200)]
+    living = {f"w:{n}:{n:08}-30000": 31_000 for n in range(20)}
+    with client.pipeline() as pipeline:
+        for queue in queues:
+            pipeline.zadd(f"{{{queue}}}:consumers", {**living, "A": 30_000})
+        pipeline.zadd("{q7}:consumers", {"B": 999})
+        pipeline.zadd("{q150}:consumers", {LATE: 99_000})
+        pipeline.execute()
+    seen: list[tuple[str, str]] = []
+    for calls in range(1, 200):
+        store.now = str(1000 + 7 * calls)
+        client.config_resetstat()
+        found = store.leases.renew_all(queues, [], "A", 30_000, 90_000)
+        seen += [(other.queue, other.consumer) for other in found.others]
+        assert ("q7", "B") in seen[-2:]
+        stats: Any = client.info("commandstats")
+        assert sum(each["calls"] for each in stats.values()) < 3 * len(queues)
+        if ("q150", LATE) in seen:
+            break
+    assert ("q150", LATE) in seen
+
+
 def test_what_was_lost_is_not_renewed(store: Store, client: redis.Redis) -> None:
     ends = {"{p}:consumers": {"A": 0}, "{q}:consumers": {"B": 5000}, "{r}:consumers": {"A": 900}}
     seed(client, ends)

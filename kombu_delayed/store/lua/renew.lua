@@ -18,20 +18,27 @@ local function ends_late(name, end_ms)
   return length_ms and end_ms - now_ms > length_ms * (end_ms % 1 == 0 and 1.1 or 5)
 end
 
-local all, own_ms, next_ms, has_ended, has_late = {'ZUNION', count, unpack(keys, 1, count)}, 0, 0, false, false
-all[#all + 1], all[#all + 2], all[#all + 3] = 'AGGREGATE', 'MIN', 'WITHSCORES'
-local found = redis.call(unpack(all))
-for i = 1, #found, 2 do
-  local end_ms = tonumber(found[i + 1])
-  if found[i] == consumer then
-    own_ms = end_ms
-  elseif end_ms <= now_ms then
-    has_ended = true
-  elseif ends_late(found[i], end_ms) then
-    has_late = true
-  elseif next_ms == 0 or end_ms < next_ms then
-    next_ms = end_ms
+local own_ms, next_ms, own, shared, ended = 0, 0, {}, {}, {}
+
+-- Of the first two of some consumers, one is another, if there is any: the end of its lease.
+local function of_other(first)
+  return tonumber(first[first[1] == consumer and 4 or 2])
+end
+
+local function note_next(end_ms)
+  if end_ms and (next_ms == 0 or end_ms < next_ms) then next_ms = end_ms end
+end
+
+for i = 1, count do
+  own[i] = tonumber(redis.call('ZSCORE', keys[i], consumer) or nil)
+  if own[i] and (own_ms == 0 or own[i] < own_ms) then own_ms = own[i] end
+  local end_ms = of_other(redis.call('ZRANGE', keys[i], 0, 1, 'WITHSCORES'))
+  if end_ms then shared[#shared + 1] = i end
+  if end_ms and end_ms <= now_ms then
+    ended[#ended + 1] = i
+    end_ms = of_other(redis.call('ZRANGEBYSCORE', keys[i], '(' .. now_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 2))
   end
+  note_next(end_ms)
 end
 
 local lost, idle, odd, deletes_itself = {}, {}, {}, {}
@@ -72,12 +79,11 @@ end
 local function renew(i, holds_some)
   local is_idle = not holds_some or not holds({i})
   local end_ms = now_ms + (is_idle and idle_ms > lease_ms and idle_ms + 0.5 or lease_ms)
-  local is_ending = own_ms == 0 and redis.call('ZSCORE', keys[i], consumer) == '0'
-  if is_ending or (redis.call('ZADD', keys[i], 'XX', 'CH', end_ms, consumer) == 0
-      and not redis.call('ZSCORE', keys[i], consumer)) then
+  if not own[i] or own[i] == 0 then
     lost[#lost + 1] = i
     return
   end
+  redis.call('ZADD', keys[i], end_ms, consumer)
   if deletes_itself[i] then last_while_used(keys[i], not is_idle, lease_ms) end
   if is_idle then idle[#idle + 1] = i end
 end
@@ -102,8 +108,13 @@ local function tell(i, low, high, limit, is_odd)
       odd[#odd + 1], odd[#odd + 2], odd[#odd + 3] = i, some[n], some[n + 1]
     end
   end
+  return #some / 2
 end
 
-for i = 1, has_ended and count or 0 do tell(i, '-inf', now_ms, 100, function() return true end) end
-for i = 1, has_late and count or 0 do tell(i, '(' .. now_ms, '+inf', 1000, ends_late) end
+for _, i in ipairs(ended) do tell(i, '-inf', now_ms, 100, function() return true end) end
+-- All others are looked at where they are few. Of many, each call looks at some, from another place on.
+local looked, from = 0, math.floor(now_ms)
+for n = 1, #shared do
+  if looked < 500 then looked = looked + 1 + tell(shared[(from + n) % #shared + 1], '(' .. now_ms, '+inf', 1000, ends_late) end
+end
 return {now_ms, own_ms, next_ms, lost, idle, odd}
