@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import redis
 
+from celery_ext.control.outcomes import listed as tasks_of
 from kombu_delayed.store.outcomes.records import Kept, Known, Note, Outcomes
 from kombu_delayed.store.store import Store
 
@@ -112,3 +116,33 @@ def test_a_text_keeps_its_last_line_however_long(store: Store) -> None:
         one = known(store, line[:9])
         assert one is not None
         assert one.text.decode() == head + f'["-","{line}"]\n'
+
+
+def test_a_list_whose_tasks_have_lost_their_texts_has_an_end(
+    store: Store, client: redis.Redis
+) -> None:
+    """Many others have pushed out the texts, and ids remain in the list."""
+    ids = [str(n) for n in range(250)]
+    note(store, *((id, "-") for id in ids))
+    for key in client.keys("{q}:outcomes:failed:*"):
+        if int(key.split(b":")[3]) % 3:
+            client.delete(key)
+    left = [id for id in ids if known(store, id)]
+    queues: Any = SimpleNamespace(store=store)
+    assert sorted(each.id for each in tasks_of(queues, "failed", "q")) == sorted(left)
+    client.delete(*client.keys("{q}:outcomes:failed:*"))
+    assert [*tasks_of(queues, "failed", "q")] == []
+
+
+@pytest.mark.parametrize("state", ["s", "-"])
+def test_a_list_forgets_ids_as_old_as_their_texts(
+    state: str, store: Store, client: redis.Redis
+) -> None:
+    index = "{q}:outcomes:" + {"s": "running", "-": "failed-ids"}[state]
+    note(store, ("old", state))
+    store.now = str(999 + 2 * AGE_MS)
+    note(store, ("new", state))
+    assert client.zrange(index, 0, -1) == [b"old", b"new"]
+    store.now = str(1000 + 2 * AGE_MS)
+    note(store, ("newer", state))
+    assert client.zrange(index, 0, -1) == [b"new", b"newer"]

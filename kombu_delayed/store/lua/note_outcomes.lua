@@ -87,6 +87,7 @@ for key, fields in pairs(fields_of) do
 end
 for index in pairs(changed) do
   redis.call('ZREMRANGEBYRANK', outcomes .. index, 0, -INDEX_LIMIT - 1)
+  redis.call('ZREMRANGEBYSCORE', outcomes .. index, '-inf', now_ms - 2 * age_ms)  -- whose texts are gone
   redis.call('PEXPIRE', outcomes .. index, 2 * age_ms)
 end
 redis.call('SET', outcomes .. 'used', '1', 'PX', age_ms)  -- that its outcomes are recorded at all
