@@ -109,6 +109,35 @@ def test_an_answer_that_is_not_read_to_its_end(receiver: Receiver) -> None:
     assert receiver.connections == 4
 
 
+@pytest.mark.parametrize("status", [100, 102, 103])
+def test_the_final_answer_counts(receiver: Receiver, status: int) -> None:
+    """What came before it was taken for the answer, and the answer for that of the next job."""
+
+    def hint_first(handler: Any) -> None:
+        hint = f"HTTP/1.1 {status} Wait\r\nLink: </style.css>\r\n\r\n"
+        handler.wfile.write(2 * hint.encode())
+        handler.wfile.flush()
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+    receiver.answers["/hint"] = hint_first
+    receiver.answers["/bad"] = (500, b"", {})
+    for _ in range(2):
+        assert call(receiver, "/hint", by_status=True).code == 100
+        with pytest.raises(CallbackFailed, match="status 500"):
+            call(receiver, "/bad", by_status=True)
+    assert receiver.connections == 1
+
+
+def test_a_connection_with_another_protocol_is_not_kept(receiver: Receiver) -> None:
+    receiver.answers["/switch"] = lambda handler: handler.wfile.write(
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: other\r\n\r\n"
+    )
+    with pytest.raises(CallbackFailed, match="status 101"):
+        call(receiver, "/switch", by_status=True)
+    assert call(receiver).code == 100
+    assert receiver.connections == 2
+
+
 def test_a_body_that_hangs_is_no_failure_where_the_status_counts(receiver: Receiver) -> None:
     def hang(handler: Any) -> None:
         handler.send_response(200)

@@ -105,6 +105,17 @@ def test_delete_of_a_ready_task(api: httpx.Client) -> None:
     assert drain(api) == ["127"]
 
 
+@pytest.mark.parametrize("topics", [["a"], {"b": 1}, True])
+def test_a_task_whose_topic_cannot_be_read_stops_no_other(
+    api: httpx.Client, delayed: Delayed, topics: Any
+) -> None:
+    send(api, "PUT", **{**TASK, "delay": "1h"})
+    send(api, "PUT", **{**NOW, "id": 127})
+    delayed.change("1", kwargs={"score": 0, "namespace": "default", "payload": {"topics": topics}})
+    delayed.run_now("1")
+    assert "127" in drain(api)
+
+
 # Namespaces.
 
 

@@ -467,6 +467,20 @@ def test_change(api: httpx.Client, delayed: Delayed) -> None:
     assert api.patch(f"/v1/tasks/{id}", json={"priority": 1}).status_code == 409
 
 
+@pytest.mark.parametrize("name", ["celery_ext.expectation", "celery.starmap", "admin.wipe"])
+@pytest.mark.parametrize("change", [{"args": []}, {"kwargs": {"on_timeout": {"task": "x"}}}])
+def test_arguments_of_tasks_that_the_app_does_not_allow_stay(
+    api: httpx.Client, delayed: Delayed, name: str, change: dict[str, Any]
+) -> None:
+    """A token that may schedule some tasks could have another one run: as what a time-out sends."""
+    delayed.app.send_task(name, ["as sent"], task_id="a", countdown=3_600)
+    answer = api.patch("/v1/tasks/a", json=change)
+    assert answer.status_code == 422
+    assert f"those of '{name}' stay as they are" in answer.text
+    assert api.patch("/v1/tasks/a", json={"priority": 3}).status_code == 200
+    assert body(delayed, "a")[0] == ["as sent"]
+
+
 def test_run_now(api: httpx.Client, delayed: Delayed) -> None:
     id = api.post("/v1/tasks", json=MAIL).json()["id"]
     assert api.post(f"/v1/tasks/{id}/run-now").json()["status"] == "waiting"

@@ -13,7 +13,7 @@ from kombu_delayed.errors import ServerFull
 from kombu_delayed.store.keys import job_shards
 from kombu_delayed.store.ledgers import Job, LedgerStore, dealt_with
 from kombu_delayed.store.store import Store
-from tests.kit.claims import full
+from tests.kit.claims import bodies, deliver, full
 from tests.kit.state import entry, seed, state
 
 LATER = 9_999_999_999_999
@@ -98,6 +98,27 @@ def test_consumers_drop_those_that_are_past(store: Store, client: redis.Redis) -
     store.leases.renew_all(["p", "q", "r"], ["q", "r"], "A", 30_000, 30_000)
     assert ledgers(client) == ["{p}:job:j"]
     assert not client.exists(UNTIL)
+
+
+def test_who_polls_for_tasks_drops_those_that_are_past(store: Store, client: redis.Redis) -> None:
+    """A topic of the HTTP API has no workers."""
+    schedule(store)
+    store.now = "101000"
+    deliver(store, "A", want=0)
+    store.leases.leave("q", "A")
+    assert ledgers(client) == []
+
+
+def test_an_id_is_forgotten_for_another_request_only(store: Store, client: redis.Redis) -> None:
+    first, second, again = (OnceStore(store, "id", None, 0, name) for name in ("a", "b", "b"))
+    assert first.schedule("q", [entry("id", 500)]).already == 0
+    assert bodies(deliver(store)) == ["id"]
+    assert not second.forget("q")
+    assert not again.forget("q")
+    assert second.schedule("q", [entry("id", 500)]).already == 0
+    assert bodies(deliver(store, tag=2)) == ["id"]
+    assert again.forget("q")
+    assert again.schedule("q", [entry("id", 500)]).already == 1
 
 
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)

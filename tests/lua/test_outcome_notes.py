@@ -123,15 +123,16 @@ def test_a_list_whose_tasks_have_lost_their_texts_has_an_end(
 ) -> None:
     """Many others have pushed out the texts, and ids remain in the list."""
     ids = [str(n) for n in range(250)]
-    note(store, *((id, "-") for id in ids))
-    for key in client.keys("{q}:outcomes:failed:*"):
+    slow = [Note(id, "+", 1000, True, HEAD, '["+",1000,0,70000]\n') for id in ids]
+    store.all_of(Outcomes(store).note_calls("q", slow, KEPT))
+    for key in client.keys("{q}:outcomes:ended:*"):
         if int(key.split(b":")[3]) % 3:
             client.delete(key)
     left = [id for id in ids if known(store, id)]
     queues: Any = SimpleNamespace(store=store)
-    assert sorted(each.id for each in tasks_of(queues, "failed", "q")) == sorted(left)
-    client.delete(*client.keys("{q}:outcomes:failed:*"))
-    assert [*tasks_of(queues, "failed", "q")] == []
+    assert sorted(each.id for each in tasks_of(queues, "slow", "q")) == sorted(left) != []
+    client.delete(*client.keys("{q}:outcomes:ended:*"))
+    assert [*tasks_of(queues, "slow", "q")] == []
 
 
 @pytest.mark.parametrize("state", ["s", "-"])

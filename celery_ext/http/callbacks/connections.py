@@ -20,8 +20,21 @@ from .ssrf_guard import Target
 MOST, OF_EACH, IDLE_SECONDS = 64, 8, 20.0
 
 
+class _Response(http.client.HTTPResponse):
+    """The final answer: what comes before it, as 103 Early Hints, is read and passed over."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        while True:
+            found: tuple[str, int, str] = super()._read_status()  # type: ignore[misc]
+            if not 101 < found[1] < 200:  # 100 is passed over by the library itself
+                return found
+            http.client.parse_headers(self.fp)
+
+
 class Connection(http.client.HTTPConnection):
     """To one of the addresses that were checked, whatever DNS says by now."""
+
+    response_class = _Response
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.host, target.port)

@@ -114,7 +114,8 @@ def _keep(connection: Connection, response: http.client.HTTPResponse) -> None:
         if left is not None and left <= LITTLE_BYTES and connection.sock is not None:
             connection.sock.settimeout(LITTLE_SECONDS)
             response.read()
-    if response.isclosed() and not response.will_close:
+    is_final = response.status >= 200  # behind 101 another protocol begins
+    if is_final and response.isclosed() and not response.will_close:
         idle.give(connection)
     else:
         response.close()

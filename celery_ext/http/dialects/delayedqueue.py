@@ -88,10 +88,9 @@ async def queued_put(call: Call) -> Any:
             return {"id": task.id}
         if not await call.service.writer.send_once(new.row, store):
             return Json({"id": task.id}, 201)
-        if await call.run(store.was_made, topic.queue):
+        # It was made by this request before, or it is another one, which may have been taken.
+        if await call.run(new.change, store) or await call.run(store.forget, topic.queue):
             return {"id": task.id}
-        if not await call.run(new.change, store):  # it was another one, which has left the backlog
-            await call.run(store.forget, topic.queue)
     raise Problem(409, "other clients keep creating and cancelling the task")
 
 

@@ -55,10 +55,13 @@ def _name(topic: Any) -> str:
 
 
 def owner_of(queue: str, job: Mapping[str, Any]) -> Topic | None:
-    """Whose a task in a queue is; None: it was not sent through the dialect."""
+    """Whose a task in a queue is; None: it was not sent through the dialect, or changed since."""
     if "payload" not in job:
         return None
-    name = topic_in(job["payload"])
+    try:
+        name = topic_in(job["payload"])
+    except ValueError:
+        return None
     namespace = job.get("namespace")
     if namespace is None:  # version 0.1
         namespace = queue[len(PREFIX) :].removesuffix(f".{name}")

@@ -49,25 +49,20 @@ class OnceStore(Store):
         given |= {"run": self._run_name, "ledger_seconds": self._seconds}
         return super().call("schedule_once", queue, self._ledger, **given)
 
-    def _ledgers(self, queue: str) -> list[str]:
-        return [
-            self.keys(shard).job(self._ledger) for shard in self.shards.nearest(queue, self._id)
-        ]
-
-    def was_made(self, queue: str) -> bool:
-        """Whether the task was made, or changed, by the same request before."""
-        found = (self.run("HGET", name, self._run_name) for name in self._ledgers(queue))
-        return any(int(count or 0) for count in found)
-
     def note_change(self, queue: str) -> None:
         """The task that is there was changed to be as this request says."""
-        for name in self._ledgers(queue):
+        for shard in self.shards.nearest(queue, self._id):
+            name = self.keys(shard).job(self._ledger)
             if self.run("EXISTS", name):
                 self.run("HSET", name, self._run_name, 1)
 
-    def forget(self, queue: str) -> None:
-        """Take the id again."""
-        _drop(self, self.shards.nearest(queue, self._id), self._ledger)
+    def forget(self, queue: str) -> bool:
+        """Let the id be taken again, unless the same request has made the task: whether it has."""
+        shards = self.shards.nearest(queue, self._id)
+        found = [
+            self.ask("forget_request", shard, self._ledger, run=self._run_name) for shard in shards
+        ]
+        return any(found)
 
 
 class OnceMoves(Moves):

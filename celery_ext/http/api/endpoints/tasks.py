@@ -257,8 +257,8 @@ def change_task(call: Call) -> State:
     call.note("change", id)
     delayed, ready = _waiting_or_problem(call)
     info = first_info(delayed) or ready[0].info
-    if is_job(info) and (change.args is not None or change.kwargs is not None):
-        raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
+    if change.args is not None or change.kwargs is not None:
+        _check_arguments_of(service, info)
     is_changed = service.moves.change(
         info,
         call.identity,
@@ -272,6 +272,15 @@ def change_task(call: Call) -> State:
     if still_ready := ready_of(service, call.identity, [id], info.queue) if ready else []:
         return state_of(service, still_ready[0].info)
     return find(service, call.identity, id, info.queue) or {}
+
+
+def _check_arguments_of(service: Service, info: TaskInfo) -> None:
+    """Raises a Problem where who may schedule a task could make another one of it."""
+    if is_job(info):
+        raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
+    if not service.may_schedule(info.task):
+        reason = f"those of {info.task[:100]!r} stay as they are: the server's app does not allow it"
+        raise Problem.of_field("args", reason)
 
 
 def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[ReadyTask]]:
