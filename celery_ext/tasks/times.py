@@ -13,6 +13,9 @@ from ..errors import QueryError
 #: Seconds, text such as "90s", or a timedelta.
 Length = float | str | timedelta
 
+#: The time limit of tasks of ours, which end by themselves: 0 would be that of a pool of processes.
+OWN_LIMIT_SECONDS = 86_400
+
 EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
 #: The last due time that a datetime can show.

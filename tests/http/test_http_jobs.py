@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import hmac
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,3 +163,20 @@ def test_a_host_gets_so_many_at_a_time(jobs: Jobs) -> None:
         jobs.delayed.run_now(id)
         jobs.wait(id, "done")
     assert most[0] == 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("limit", ["task_soft_time_limit", "task_time_limit"])
+def test_time_limits_of_the_app_are_not_those_of_jobs(
+    shared_server: Server, tmp_path: Path, limit: str
+) -> None:
+    """A job has a timeout of its own, behind which it is retried."""
+
+    def answer_late(handler: Any) -> None:
+        time.sleep(2.5)
+        handler.wfile.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    with run_jobs(shared_server, tmp_path, "prefork", 1, app_config={limit: 1}) as jobs:
+        jobs.receiver.answers["/late"] = answer_late
+        jobs.wait(jobs.send("/late"), "done")
+        assert len(jobs.receiver.at("/late")) == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,7 @@ def run_jobs(
     concurrency: int = 4,
     *,
     keeps: bool = False,
+    app_config: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Iterator[Jobs]:
     """Start them at an empty server; `more` are options of `delayed_http`.
@@ -77,7 +78,7 @@ def run_jobs(
     with server.client() as client:
         client.flushall()
     config = {**OPTIONS, **more}
-    settings = Settings(f"delayed+{server.url}", config={"delayed_http": config})
+    settings = Settings(f"delayed+{server.url}", config={"delayed_http": config, **(app_config or {})})
     with ExitStack() as stack:
         app = stack.enter_context(make_app(settings))
         receiver = stack.enter_context(receiving(keeps=keeps))

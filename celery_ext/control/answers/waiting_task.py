@@ -14,6 +14,7 @@ from kombu.utils.json import loads
 
 from celery_ext.app import signals
 from celery_ext.errors import AnswerFailed, AnswerTimeout
+from celery_ext.tasks.times import OWN_LIMIT_SECONDS
 from kombu_delayed.errors import UNREACHABLE, NotReplicated
 from kombu_delayed.inspection.expectations import ANSWER_HEADER, Settled
 
@@ -44,8 +45,8 @@ def register(app: Celery) -> Task:
         acks_late=True,
         reject_on_worker_lost=True,
         max_retries=0,
-        time_limit=0,  # a task that is killed for it counts as done
-        soft_time_limit=0,
+        time_limit=OWN_LIMIT_SECONDS,  # a task that is killed for it counts as done
+        soft_time_limit=OWN_LIMIT_SECONDS,
         throws=ENDS,
         dont_autoretry_for=ENDS,
     )

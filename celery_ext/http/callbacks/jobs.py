@@ -15,6 +15,7 @@ from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.body import read_body
 from celery_ext.tasks.history import REPLACED
 from celery_ext.tasks.task_info import TaskInfo
+from celery_ext.tasks.times import OWN_LIMIT_SECONDS
 
 from ..options import HttpOptions
 from .bulkhead import Busy, Place, pause_seconds
@@ -48,7 +49,7 @@ logger = get_task_logger(__name__)
 
 
 def register(app: Celery, slots: int = 0) -> None:
-    """Let an app's workers run HTTP jobs, in so many slots (0: unknown); twice is safe."""
+    """Let an app send HTTP jobs, and run them in so many slots, if there are any; twice is safe."""
     task = app.task(
         _run,
         name=JOB_TASK,
@@ -62,6 +63,10 @@ def register(app: Celery, slots: int = 0) -> None:
         max_retries=None,
     )
     task.slots = slots or getattr(task, "slots", 0)
+    # Its own timeout ends it, and then it is retried as its creator has chosen. Who sends it names no
+    # limit, whatever that of the app is.
+    app.finalize()
+    task.time_limit = task.soft_time_limit = OWN_LIMIT_SECONDS if task.slots else None
 
 
 def is_job(info: TaskInfo) -> bool:
