@@ -247,8 +247,8 @@ class Delayed(Queues):
         """
         to = Redirect(self, to_queue)
         if selects_ready(query):
-            return change_ready(self, query, to.ready, dry_run, progress)
-        return change_many(self, query, to.delayed, dry_run, progress)
+            return change_ready(self, query, to.ready, dry_run, progress, to.has)
+        return change_many(self, query, to.delayed, dry_run, progress, to.has)
 
     def schedule_many(
         self, rows: Iterable[Any], batch: int = 1000, progress: bool | Progress | None = True

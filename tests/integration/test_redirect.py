@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from multiprocessing import get_context
-from time import time
+from time import monotonic, time
 from typing import Any
 
 import pytest
@@ -89,12 +89,13 @@ def test_a_broker_that_fails_on_the_way(
     put, left = Channel._put, [1]
 
     def fails(self: Any, queue: str, *args: Any, **options: Any) -> None:
-        if not left.pop():
+        if not left:
             raise OperationalError("it is gone")
-        left.append(0)
+        left.pop()
         put(self, queue, *args, **options)
 
     monkeypatch.setattr(Channel, "_put", fails)
+    monkeypatch.setattr(module, "TRY_SECONDS", 0.1)
     with pytest.raises(OperationalError):
         filled.redirect_many(Query(queue="celery", state=state), "other")
     monkeypatch.undo()
@@ -132,13 +133,91 @@ def test_what_is_in_both_queues_is_named(filled: Delayed, monkeypatch: pytest.Mo
         raise OperationalError("it is gone")
 
     monkeypatch.setattr(Backlog, "cancel", fails)
-    monkeypatch.setattr(module, "DROP_SECONDS", 0.1)
+    monkeypatch.setattr(module, "TRY_SECONDS", 0.1)
     named = (
         r"task d0 is in queue 'other' now, but could not be taken out of 'celery': .*: it is gone"
     )
     with pytest.raises(OperationalError, match=named):
         filled.redirect_many(Query(queue="celery"), "other")
     assert where(filled)["other"] == ["d0", "there"]
+
+
+@pytest.mark.parametrize("state", ["delayed", "ready"])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_tasks_of_the_other_queue_are_not_counted(
+    filled: Delayed, bench: Bench, state: str, dry_run: bool
+) -> None:
+    bench.send("later", 3600, queue="other")
+    found = filled.redirect_many(Query(state=state), "other", dry_run=dry_run)
+    assert (found.matched, found.changed) == (3, 0 if dry_run else 3)
+    assert found.queues == {"celery": 3}
+
+
+def test_what_is_changed_meanwhile_stays_as_it_was_changed(
+    filled: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tasks were read before: what was read is not sent in place of what is there now."""
+    hold = Redirect._hold
+
+    def change_first(self: Redirect, *args: Any) -> Any:
+        assert filled.change("d0", args=[99])
+        assert filled.reschedule("d1", countdown=5000)
+        return hold(self, *args)
+
+    monkeypatch.setattr(Redirect, "_hold", change_first)
+    found = filled.redirect_many(Query(queue="celery"), "other")
+    assert (found.matched, found.changed) == (3, 1)
+    assert where(filled)["other"] == ["d2", "there"]
+    changed, moved = filled.get("d0"), filled.get("d1")
+    assert changed is not None
+    assert changed.args == "(99,)"
+    assert moved is not None
+    assert moved.remaining is not None
+    assert 4900 < moved.remaining.total_seconds() <= 5000
+
+
+@pytest.mark.parametrize("state", ["delayed", "ready"])
+def test_the_clock_of_this_machine_does_not_matter(
+    filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = time() - 3600
+    monkeypatch.setattr(module, "time", lambda: late, raising=False)
+    assert filled.redirect_many(Query(queue="celery", state=state), "other").changed == 3
+    monkeypatch.undo()
+    found = where(filled)
+    assert len(found["celery"]) == 3
+    assert len(found["other"]) == 4
+
+
+def test_one_whose_answer_was_lost_is_in_the_other_queue_only(
+    filled: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, lost = Channel._put, [True]
+
+    def loses(self: Any, *args: Any, **options: Any) -> None:
+        put(self, *args, **options)
+        if lost and lost.pop():
+            raise OperationalError("its answer is lost")
+
+    monkeypatch.setattr(Channel, "_put", loses)
+    assert filled.redirect_many(Query(queue="celery"), "other").changed == 3
+    assert where(filled) == {
+        "celery": ["r0", "r1", "r2"],
+        "other": ["d0", "d1", "d2", "there"],
+    }
+
+
+def test_a_ready_one_whose_answer_was_lost_is_named(
+    filled: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Any, *args: Any, **options: Any) -> None:
+        raise OperationalError("its answer is lost")
+
+    monkeypatch.setattr(Channel, "_put", fails)
+    with pytest.raises(OperationalError, match="task r2 stays in queue 'celery', and may be in"):
+        filled.redirect_many(Query(queue="celery", state="ready"), "other")
+    monkeypatch.undo()
+    assert where(filled)["celery"] == ["d0", "d1", "d2", "r0", "r1", "r2"]
 
 
 @pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
@@ -200,14 +279,14 @@ def _die(delayed: Delayed, state: str, moment: str) -> None:
 def test_a_slow_broker(filled: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks are kept from workers until they are moved, however long that takes."""
     held: list[int] = []
-    put, now = Channel._put, [time()]
+    put, now = Channel._put, [monotonic()]
 
     def slow(self: Any, *args: Any, **options: Any) -> None:
         now[0] += module.HOLD_MS * 0.6 / 1000
         held.append(min(info.due_ms or 0 for info in filled.find(queue="celery", task="rec*")))
         put(self, *args, **options)
 
-    monkeypatch.setattr(module, "time", lambda: now[0])
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
     monkeypatch.setattr(Channel, "_put", slow)
     filled.redirect_many(Query(queue="celery", state="ready"), "other")
     assert len(held) == 3

@@ -78,7 +78,9 @@ def run_jobs(
     with server.client() as client:
         client.flushall()
     config = {**OPTIONS, **more}
-    settings = Settings(f"delayed+{server.url}", config={"delayed_http": config, **(app_config or {})})
+    settings = Settings(
+        f"delayed+{server.url}", config={"delayed_http": config, **(app_config or {})}
+    )
     with ExitStack() as stack:
         app = stack.enter_context(make_app(settings))
         receiver = stack.enter_context(receiving(keeps=keeps))

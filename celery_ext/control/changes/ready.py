@@ -108,10 +108,15 @@ def change_ready(
     change: Callable[[Sequence[ReadyTask]], int],
     dry_run: bool,
     progress: Progress | None,
+    is_done: Callable[[TaskInfo], bool] = lambda info: False,
 ) -> Outcome:
-    """Change the ready tasks that a query means, a page at a time, or show what would change."""
+    """Change the ready tasks that a query means, a page at a time, or show what would change.
+
+    Those that are done are left out.
+    """
     outcome = Outcome(dry_run=dry_run)
-    for page in matching(queues, query):
+    for found in matching(queues, query):
+        page = [each for each in found if not is_done(each.info)]
         if page:
             changed = 0 if dry_run else change(page)
             outcome.add(queue_of(page[0].shard), [each.info for each in page], changed)

@@ -8,14 +8,15 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from time import time
+from time import monotonic
 from typing import Any
 
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import retry_over_time
 
 from kombu_delayed.errors import AlreadyDelayed
-from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.inspection.backlog import Backlog, Move, waiting_of
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.calls.shards import queue_of
 
@@ -29,9 +30,9 @@ from .ready import ReadyTask, amend, ready_tasks
 #: Tasks that are being moved stay out of the reach of workers for so long, so many at a time.
 HOLD_MS, HELD = 60_000, 50
 
-#: So long it is tried to drop what was sent, while the broker cannot be reached.
-DROP_SECONDS = 20
-DROP_INTERVALS = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 1}
+#: So long it is tried to send and to drop a task, while the broker cannot be reached.
+TRY_SECONDS = 20
+INTERVALS = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 1}
 
 #: What a message has from the queue that it leaves.
 OWN = ("wait", "ticket")
@@ -42,8 +43,8 @@ class Redirect:
 
     No worker gets a task meanwhile: where it was, it is delayed. If the process is killed, what is
     held then stays there, a minute late at most, but for one task that may be in both queues and
-    run twice. Its due time and its priority stay, and retries stay in the new queue. Raises
-    QueryError for an unknown queue.
+    run twice. Its due time and its priority stay, and retries stay in the new queue. What others
+    change meanwhile stays where it is. Raises QueryError for an unknown queue.
     """
 
     def __init__(self, queues: Queues, to_queue: str) -> None:
@@ -55,6 +56,10 @@ class Redirect:
         self._quiet = copy(queues.store)
         self._quiet.event_limit = 0
 
+    def has(self, info: TaskInfo) -> bool:
+        """Whether a task is in the other queue already."""
+        return info.queue == self._to
+
     def delayed(self, shard: str, infos: Sequence[TaskInfo]) -> int:
         """Move delayed tasks of one shard; returns how many were moved."""
         if queue_of(shard) == self._to:
@@ -62,8 +67,7 @@ class Redirect:
         return sum(self._move(shard, part) for part in chunks(infos, HELD))
 
     def _move(self, shard: str, infos: Sequence[TaskInfo]) -> int:
-        until_ms = _hold_ms()
-        return self._send(shard, [(each, each) for each in self._hold(shard, infos, until_ms)])
+        return self._send(shard, [(each, each) for each in self._hold(shard, infos)])
 
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
         """Move ready tasks of one page; returns how many were moved."""
@@ -72,7 +76,8 @@ class Redirect:
         return sum(map(self._move_ready, chunks(tasks, HELD)))
 
     def _move_ready(self, tasks: Sequence[ReadyTask]) -> int:
-        hold_ms, held, shard = _hold_ms(), [], tasks[0].shard
+        held, shard = [], tasks[0].shard
+        hold_ms = self._hold_ms(shard)
         for task in tasks:
             if not amend(task, lambda payload: None, due_ms=hold_ms):
                 continue
@@ -114,21 +119,39 @@ class Redirect:
     def _backlog(self, shard: str) -> Backlog:
         return Backlog(self._quiet, shard)
 
-    def _hold(self, shard: str, infos: Iterable[TaskInfo], until_ms: int) -> list[TaskInfo]:
-        """Keep delayed tasks from workers until then; returns those that were there."""
-        held = [*infos]
+    def _hold_ms(self, shard: str) -> int:
+        """Until when tasks are held, by the clock of their server."""
+        return server_ms(self._queues.store, shard) + HOLD_MS
+
+    def _hold(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
+        """Keep delayed tasks from workers; returns those that were as they had been read."""
+        store, backlog, until_ms = self._queues.store, self._backlog(shard), self._hold_ms(shard)
+        held = []
+        records = store.records(shard, [_name(each) for each in infos])
+        for info, record in zip(infos, records, strict=True):
+            if record is None:
+                continue
+            waiting = waiting_of(store, shard, info.member, record)
+            kept = waiting.kept
+            is_same = (kept.due_ms, kept.message) == (info.due_ms, info.message)
+            hold_ms = max(kept.due_ms, until_ms)
+            if is_same and backlog.revise(waiting, kept.step, kept.message, hold_ms):
+                held.append(info)
+        return held
+
+    def _hold_longer(self, shard: str, held: Iterable[TaskInfo]) -> None:
+        until_ms = self._hold_ms(shard)
         moves = [Move(each.member, str(max(each.due_ms or 0, until_ms))) for each in held]
-        counts = self._backlog(shard).reschedule(moves, members=True)
-        return [info for info, count in zip(held, counts, strict=True) if count]
+        self._backlog(shard).reschedule(moves, members=True)
 
     def _send(self, shard: str, held: Sequence[tuple[TaskInfo, TaskInfo]]) -> int:
         """Send each task and drop what is held of it; what could not be sent is let go again."""
-        until_ms, count, kept = _hold_ms(), 0, [there for _, there in held]
+        began, count, kept = monotonic(), 0, [there for _, there in held]
         try:
             for info, there in held:
-                if _hold_ms() - until_ms > HOLD_MS // 2:  # the broker is slow
-                    until_ms = _hold_ms()
-                    self._hold(shard, kept, until_ms)
+                if monotonic() - began > HOLD_MS / 2000:  # the broker is slow
+                    began = monotonic()
+                    self._hold_longer(shard, kept)
                 if self._put(info):
                     kept.remove(there)
                     count += 1
@@ -144,7 +167,7 @@ class Redirect:
         """Drop what is in the other queue already: or else it would run twice."""
         cancel = partial(self._backlog(shard).cancel, [held.member], members=True)
         try:
-            retry_over_time(cancel, BROKER_FAILS, timeout=DROP_SECONDS, **DROP_INTERVALS)
+            retry_over_time(cancel, BROKER_FAILS, timeout=TRY_SECONDS, **INTERVALS)
         except BROKER_FAILS as error:
             raise OperationalError(
                 f"task {held.id} is in queue {self._to!r} now, but could not be taken out of "
@@ -159,16 +182,28 @@ class Redirect:
 
     def _put(self, info: TaskInfo) -> bool:
         """False: the other queue has a unique task like this one already."""
-        channel, payload = self._queues.connection.default_channel, self._payload(info)
+        try:
+            if info.state in ("ready", "dead"):
+                self._put_once(info)
+            else:  # what is delayed is there once, however often it is sent
+                put = partial(self._put_once, info)
+                retry_over_time(put, BROKER_FAILS, timeout=TRY_SECONDS, **INTERVALS)
+        except AlreadyDelayed:
+            return False
+        except BROKER_FAILS as error:
+            raise OperationalError(
+                f"task {info.id} stays in queue {info.queue!r}, and may be in {self._to!r} as well, "
+                f"because the broker failed when it was sent there: {error}"
+            ) from error
+        return True
+
+    def _put_once(self, info: TaskInfo) -> None:
+        payload = self._payload(info)
         due = ""  # now, whatever its ETA says: as `due_ms` in the message tells a worker
         if info.state not in ("ready", "dead"):
             payload.pop("due_ms", None)
             due = str(info.due_ms or 0)
-        try:
-            channel._put(self._to, payload, _due=due, _moves=True)
-        except AlreadyDelayed:
-            return False
-        return True
+        self._queues.connection.default_channel._put(self._to, payload, _due=due, _moves=True)
 
     def _payload(self, info: TaskInfo) -> dict[str, Any]:
         payload = payload_of(info)
@@ -182,5 +217,5 @@ class Redirect:
         return payload
 
 
-def _hold_ms() -> int:
-    return int(time() * 1000) + HOLD_MS
+def _name(info: TaskInfo) -> bytes:
+    return info.member.encode(errors="surrogateescape")

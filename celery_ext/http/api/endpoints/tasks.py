@@ -279,7 +279,9 @@ def _check_arguments_of(service: Service, info: TaskInfo) -> None:
     if is_job(info):
         raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
     if not service.may_schedule(info.task):
-        reason = f"those of {info.task[:100]!r} stay as they are: the server's app does not allow it"
+        reason = (
+            f"those of {info.task[:100]!r} stay as they are: the server's app does not allow it"
+        )
         raise Problem.of_field("args", reason)
 
 
