@@ -94,9 +94,9 @@ class Run:
 
 @dataclass
 class Unsent:
-    """The notes of a queue that Redis has yet to take, by id, of so many events."""
+    """The notes of a queue that Redis has yet to take, by id and tenant, of so many events."""
 
-    notes: dict[str, Note]
+    notes: dict[tuple[str, str | None], Note]
     events: int = 0
 
 
@@ -239,8 +239,9 @@ class Recorder:
             unsent.events += 1
             self._count(run)
             if (note := self._noted(run)) is not None:
-                before = unsent.notes.get(run.id)
-                unsent.notes[run.id] = note if before is None else _joined(before, note)
+                task = run.id, run.tenant
+                before = unsent.notes.get(task)
+                unsent.notes[task] = note if before is None else _joined(before, note)
 
     def _see(self, run: Run) -> None:
         live = self._live[run.queue]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import NamedTuple
 
 from celery.utils.log import get_logger
 
@@ -253,20 +254,28 @@ def is_listed(history: TaskHistory, of: str) -> bool:
     return of == "slow" or history.state == of
 
 
+class Gone(NamedTuple):
+    """A task that does not run: its shard, its id, and what it is; empty: that is not known."""
+
+    shard: str
+    id: str
+    task: str = ""
+    tenant: str | None = None
+
+
 def write_now(
-    broker: Broker, options: OutcomeOptions | None, state: str, of: Iterable[tuple[str, str, str]]
+    broker: Broker, options: OutcomeOptions | None, state: str, of: Iterable[Gone]
 ) -> None:
     """Record what this process, which may be no worker, has just done with tasks.
 
-    `of` has the shard, id and name of each, and `state` is why they do not run: "cancelled". That
-    Redis does not take it is no error.
+    `state` is why they do not run: "cancelled". That Redis does not take it is no error.
     """
     if options is None:
         return
     at_ms, notes = int(time.time() * 1000), dict[str, list[Note]]()
-    for shard, id, task in of:
+    for shard, id, task, tenant in of:
         line = json.dumps(["x", at_ms, 0, {"why": state}]) + "\n"
-        head = head_of(task, None)
+        head = head_of(task, tenant)
         notes.setdefault(shard, []).append(Note(id, "x", at_ms, False, head, line))
     if not notes:
         return

@@ -22,6 +22,7 @@ from celery_ext.http.api.endpoints.lists.search import page_of
 from celery_ext.http.auth import tokens as tokens_module
 from celery_ext.http.auth.tokens import Tokens
 from tests.kit.http import Serve, bury
+from tests.kit.outcomes import RECEIVED, STARTED, note
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
 
@@ -228,6 +229,17 @@ def test_put_of_an_id_that_another_has_used(keys: Keys, delayed: Delayed) -> Non
     assert keys(bob, "PUT", "/v1/tasks/y", json=MAIL).status_code == 201
     assert keys(bob, "DELETE", "/v1/tasks/y").status_code == 204
     assert keys(bob, "PUT", "/v1/tasks/y", json=MAIL).status_code == 201
+
+
+def test_a_task_of_another_tenant_with_the_same_id_is_not_terminated(
+    keys: Keys, delayed: Delayed
+) -> None:
+    note(delayed, "a", RECEIVED, STARTED, tenant="bob")
+    ada = keys.make("admin", tenants=["ada"])
+    assert keys(ada, "PUT", "/v1/tasks/a", json=MAIL).status_code == 201
+    bob = keys.make("admin", tenants=["bob"])
+    for token, status in ((ada, 409), (bob, 202)):
+        assert keys(token, "POST", "/v1/tasks/a/terminate").status_code == status
 
 
 def test_the_whole_is_not_for_tenants(two: Keys) -> None:

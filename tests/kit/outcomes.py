@@ -17,10 +17,15 @@ FAILED = ["-", NOW_MS, 0, {"error": "ValueError", "message": "no", "args": "(7,)
 
 
 def note(
-    delayed: Delayed, id: str, *rows: list[Any], queue: str = "celery", alive_ms: int = 60_000
+    delayed: Delayed,
+    id: str,
+    *rows: list[Any],
+    queue: str = "celery",
+    alive_ms: int = 60_000,
+    tenant: str | None = None,
 ) -> None:
     """Record rows of one task of a worker, as a recorder does."""
-    head = '["t","mail",null]\n'
+    head = json.dumps(["t", "mail", tenant], separators=(",", ":")) + "\n"
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
     made = Note(id, rows[-1][0], rows[-1][1], False, head, lines)
     outcomes = Outcomes(delayed.store)

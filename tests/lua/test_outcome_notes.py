@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -147,3 +148,31 @@ def test_a_list_forgets_ids_as_old_as_their_texts(
     store.now = str(1000 + 2 * AGE_MS)
     note(store, ("newer", state))
     assert client.zrange(index, 0, -1) == [b"new", b"newer"]
+
+
+def test_tenants_with_the_same_id_do_not_see_each_other(store: Store) -> None:
+    def note_of(tenant: str, state: str, task: str = "mail") -> None:
+        head = json.dumps(["t", task, tenant or None]) + "\n"
+        line = f'["{state}",{store.now},0,"{tenant}"]\n'
+        notes = [Note("a", state, int(store.now), False, head, line)]
+        store.all_of(Outcomes(store).note_calls("q", notes, KEPT))
+
+    def text() -> list[str]:
+        found = known(store, "a")
+        assert found is not None
+        return [line[:9] for line in found.text.decode().splitlines()]
+
+    for state in "rs-":
+        note_of("ada", state)
+    note_of("ada", "r", "another task in its place")
+    assert len(text()) == 5
+    note_of("", "x", "")
+    assert len(text()) == 6
+    note_of("bob", "r")
+    found = known(store, "a")
+    assert found is not None
+    assert "ada" not in found.text.decode()
+    assert len(text()) == 2
+    note_of("", "+")
+    assert len(text()) == 2
+    assert not listed(store, "failed")

@@ -16,7 +16,7 @@ from ...app.outcome_options import OutcomeOptions
 from ...app.queues import Queues, despite_nodes_down
 from ...tasks.task_info import TaskInfo
 from ...tasks.times import LATEST_MS, from_ms
-from ..outcomes import write_now
+from ..outcomes import Gone, write_now
 from .ready import ReadyTask, amend, ready_tasks
 
 #: A due time for the broker, and for the header of the task: "" leaves that as it is.
@@ -62,14 +62,14 @@ class Moves:
                 found = [*compress(ids, copies.cancel(ids))]
                 gone.update(found)
                 nearest = self._queues.store.shards.nearest
-                self._record((nearest(queue_of(shards[0]), id)[0], id, "") for id in found)
+                self._record(Gone(nearest(queue_of(shards[0]), id)[0], id) for id in found)
                 continue
             infos = [TaskInfo.waiting(*each) for each in copies.take(ids)]
             for info in infos:
                 gone.add(info.id)
                 self._queues.was_cancelled(info)
             nearest = self._queues.store.shards.nearest
-            self._record((nearest(each.queue, each.id)[0], each.id, each.task) for each in infos)
+            self._record(_gone(nearest(each.queue, each.id)[0], each) for each in infos)
         return gone
 
     def cancel_ready(self, tasks: Sequence[ReadyTask]) -> list[TaskInfo]:
@@ -81,7 +81,7 @@ class Moves:
         infos = [each.info for each in dropped]
         for info in infos:
             self._queues.was_cancelled(info)
-        self._record((shard, info.id, info.task) for info in infos)
+        self._record(_gone(shard, info) for info in infos)
         return infos
 
     def postpone(self, task: ReadyTask, due: Due) -> bool:
@@ -97,8 +97,8 @@ class Moves:
         self._was_rescheduled(task.info.id, due)
         return True
 
-    def _record(self, cancelled: Iterable[tuple[str, str, str]]) -> None:
-        """Let `get` know what became of them, where the app records outcomes: shard, id, task."""
+    def _record(self, cancelled: Iterable[Gone]) -> None:
+        """Let `get` know what became of them, where the app records outcomes."""
         if getattr(self._queues.app, "delayed", None) is not None:
             options = OutcomeOptions.of(self._queues.app)
             write_now(self._queues, options, "cancelled", cancelled)
@@ -109,7 +109,7 @@ class Moves:
         dropped = list(compress(infos, counts))
         for info in dropped:
             self._queues.was_cancelled(info)
-        self._record((shard, info.id, info.task) for info in dropped)
+        self._record(_gone(shard, info) for info in dropped)
         return dropped
 
     def reschedule_by_id(self, id: str, due: Due, queue: str | None) -> bool:
@@ -147,3 +147,7 @@ class Moves:
 
     def _was_rescheduled(self, id: str, due: Due) -> None:
         signals.task_rescheduled.send(sender=self._queues.app, task_id=id, eta=due[1] or None)
+
+
+def _gone(shard: str, info: TaskInfo) -> Gone:
+    return Gone(shard, info.id, info.task, info.tenant)

@@ -192,8 +192,8 @@ class Redirect:
             return False
         except BROKER_FAILS as error:
             raise OperationalError(
-                f"task {info.id} stays in queue {info.queue!r}, and may be in {self._to!r} as well, "
-                f"because the broker failed when it was sent there: {error}"
+                f"task {info.id} stays in queue {info.queue!r}, and may be in {self._to!r} as "
+                f"well, because the broker failed when it was sent there: {error}"
             ) from error
         return True
 

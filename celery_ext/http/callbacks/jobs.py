@@ -63,8 +63,8 @@ def register(app: Celery, slots: int = 0) -> None:
         max_retries=None,
     )
     task.slots = slots or getattr(task, "slots", 0)
-    # Its own timeout ends it, and then it is retried as its creator has chosen. Who sends it names no
-    # limit, whatever that of the app is.
+    # Its own timeout ends it, and then it is retried as its creator has chosen. Who sends it names
+    # no limit, whatever that of the app is.
     app.finalize()
     task.time_limit = task.soft_time_limit = OWN_LIMIT_SECONDS if task.slots else None
 

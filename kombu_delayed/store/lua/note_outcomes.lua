@@ -33,6 +33,16 @@ local function shortened(text)
   return text:sub(1, head) .. text:sub(from)
 end
 
+-- Whether a text is of another tenant's task: each tenant may use the same ids. The last one's is kept. Who has cancelled
+-- an id may not know what task it was.
+local function is_of_another(text, head)
+  local first = text:match('^[^\n]*\n')
+  if first == head then return false end
+  local is_readable, known = pcall(cjson.decode, first or '')
+  local given = cjson.decode(head)
+  return is_readable and type(known) == 'table' and given[2] ~= '' and known[2] ~= '' and known[3] ~= given[3]
+end
+
 -- All that are known are read at once, and at the end all texts are written at once, by hash.
 local ids_in, bucket_by_id, texts, kept_in = {}, {}, {}, {}
 for i = 1, #entries, FIELDS do
@@ -52,10 +62,10 @@ end
 local goes_to = {}
 for i = 1, #entries, FIELDS do
   local id, state, score, slow, head, lines = unpack(entries, i, i + FIELDS - 1)
-  local before = texts[id]
-  local to = TABLE_OF[state] or 'ended'
-  if before then
-    if to == 'ended' and before:find('\n%["[-~]"') then to = 'failed' end
+  local known, to = texts[id], TABLE_OF[state] or 'ended'
+  local before = known and not is_of_another(known, head) and known
+  if before and to == 'ended' and before:find('\n%["[-~]"') then to = 'failed' end
+  if known then
     for j = 1, #INDICES do
       if INDICES[j] ~= INDEX_OF[state] then redis.call('ZREM', outcomes .. INDICES[j], id) end
     end

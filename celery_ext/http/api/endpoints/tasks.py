@@ -315,7 +315,9 @@ def terminate(call: Call, id: str, queue: str | None) -> State:
     found = find(call.service, call.identity, id, queue)
     if found is None:
         raise Problem(404, "there is no such task")
-    if not call.service.delayed.terminate(id, found["queue"]):
+    # Another tenant's task may have the same id, and run.
+    record = history_of(call.service, call.identity, id, found["queue"])
+    if record is None or not call.service.delayed.terminate(id, record.queue):
         raise Problem(409, f"no worker has recorded that it runs the task: it is {found['status']}")
     return found
 
