@@ -118,3 +118,22 @@ def test_amend(to: Any, after: Any, pushed: int, lists: ReadyLists, client: redi
         [waiting] = Backlog(lists.store, "q").get("m1")
         assert (waiting.kept.step, waiting.kept.message.decode()) == (0, NEW)
         assert state(client)["{q}:wake"]["due"] == 5_000
+
+
+def test_large_messages_are_not_all_read_for_one(store: Store, client: redis.Redis) -> None:
+    """A thousand messages of 100 kB around one had the server stand still for half a second."""
+    lists = ReadyLists(store, "q")
+    ids = [f"{n}-" + "x" * 100_000 for n in range(200)]
+    store.schedule("q", [entry(id, 1) for id in ids])
+    [meant] = read(lists, ids[100])
+
+    def reads() -> int:
+        stats: Any = client.info("commandstats")
+        client.config_resetstat()
+        return int(stats.get("cmdstat_lrange", {"calls": 0})["calls"])
+
+    reads()
+    assert lists.withdraw([meant]) == [True]
+    assert reads() == 1
+    assert not any(lists._withdraw(meant.step, meant.at, 0, [meant.kept]))  # it is gone
+    assert reads() <= 3  # of ten messages each

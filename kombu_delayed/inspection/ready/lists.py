@@ -20,8 +20,8 @@ from ...store.store import Store
 #: Messages, and bytes, that one call looks at.
 PAGE_SIZE, PAGE_BYTES = 500, 2_000_000
 
-#: So far from where it was read a message is looked for.
-WINDOW = 1_000
+#: So far from where it was read, on both sides, the same call looks for a message.
+WINDOW = 500
 
 #: So far from where it ought to be a message is looked for by its id.
 AROUND = 200
@@ -158,8 +158,9 @@ class ReadyLists:
             "withdraw",
             self.queue,
             list=self._lists[step],
-            start=max(start - WINDOW // 2, 0),
-            limit=span + 1 + WINDOW,
+            start=start,
+            limit=span + 1,
+            window=WINDOW,
             messages=texts,
         )
         return numbers(answer)
@@ -187,8 +188,9 @@ class ReadyLists:
                 "expand",
                 self.queue,
                 list=self._lists[messages[0].step],
-                start=max(first - WINDOW // 2, 0),
-                limit=max(each.at for each in messages) - first + 1 + WINDOW,
+                start=first,
+                limit=max(each.at for each in messages) - first + 1,
+                window=WINDOW,
                 texts=[text for each in messages for text in (each.kept, each.message)],
             )
         )
@@ -216,8 +218,9 @@ class ReadyLists:
                     "amend",
                     self.queue,
                     list=self._lists[message.step],
-                    start=max(at - WINDOW // 2, 0),
-                    limit=WINDOW,
+                    start=at,
+                    limit=1,
+                    window=WINDOW,
                     expected=message.kept,
                     id=id,
                     due="" if due_ms is None else due_ms,

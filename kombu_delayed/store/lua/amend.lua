@@ -1,14 +1,14 @@
 -- amend: give a ready message another text, place or time.
 -- Twice is safe: by then the message is not what it was read as.
 -- keys: list partitions delayed messages duplicates wake events moved ready...
--- arguments: now partition_size:number bucket_bytes:number steps event_limit:number start:number limit:number expected id due record how
---   start, limit: where in the list it is looked for
+-- arguments: now partition_size:number bucket_bytes:number steps event_limit:number start:number limit:number window:number expected id due record how
+--   start, limit: where it was read; it is looked for so far on both sides of that, too: window
 --   expected: the message as it was read
 --   due: ms since the epoch; empty: it stays ready
 --   record: priority step + message, as it is to be
 --   how: stay: in its place; behind: behind what waits; first: the next one of all
 -- include: clock waiting ready buckets bucket_add backlog events ready_place moved expiry
--- returns 1, or 0 where it is not there any more; O(limit), one comparison for each message between it and the nearer
+-- returns 1, or 0 where it is not there any more; O(limit + window), one comparison for each message between it and the nearer
 -- end of the list, and O(log n)
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local places = places_of({expected})

@@ -1,13 +1,33 @@
 -- ready_place: messages of a ready list by their places, as they were read.
--- needs: list start limit
+-- needs: list start limit window
 
--- The places of some texts that are at most `limit` behind `start`: what came since has moved them on.
+-- The places of some texts: where they were read, or else near there, as what came or went since has moved them. What is
+-- read for that is bounded: the server takes some ten milliseconds for a megabyte.
 local function places_of(texts)
-  local numbers, places = {}, {}
-  for n, text in ipairs(texts) do numbers[text] = n end
-  for i, text in ipairs(redis.call('LRANGE', list, start, start + limit - 1)) do
-    local n = numbers[text]
-    if n then numbers[text], places[n] = nil, start + i - 1 end
+  local numbers, places, left, bytes = {}, {}, 0, 0
+  for n, text in ipairs(texts) do
+    if not numbers[text] then left = left + 1 end
+    numbers[text] = n
+  end
+
+  local function look(first, last)
+    for at = math.max(first, 0), last, 10 do
+      if left == 0 then return end
+      for i, text in ipairs(redis.call('LRANGE', list, at, math.min(at + 9, last))) do
+        local n = numbers[text]
+        bytes = bytes + #text
+        if n then numbers[text], places[n], left = nil, at + i - 1, left - 1 end
+      end
+    end
+  end
+
+  look(start, start + limit - 1)
+  bytes = 0
+  for away = 0, window - 1, 10 do
+    if bytes >= 2 ^ 20 then break end
+    local far = math.min(away + 10, window)
+    look(start + limit + away, start + limit + far - 1)
+    look(start - far, start - away - 1)
   end
   return places
 end
