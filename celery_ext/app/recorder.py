@@ -111,6 +111,12 @@ class Recorder:
         #: What the worker is called in Redis. A worker started again under its name is another.
         name = json.dumps(hostname)[1:-1].replace('"', "")
         self.worker = f"{name}:{os.getpid()}:{secrets.token_hex(2)}"
+        #: Of a task of which nothing is written yet, and which has succeeded.
+        self._short_lines = (
+            '["r",%d,%d,"WORKER"]\n["s",%d,%d,"WORKER",%d,%d]\n["+",%d,%d,%d]\n'.replace(
+                "WORKER", self.worker.replace("%", "%%")
+            )
+        )
         self.dropped = 0
         self._broker = Broker(app)
         self._runs: deque[Run] = deque()
@@ -130,12 +136,9 @@ class Recorder:
     def received(self, request: Any, shard: str) -> Run | None:
         """A worker has a task; None: there is no room to remember it."""
         headers = request._request_dict
-        retries, nesting = (
-            number if type(number := headers.get(name)) is int else 0
-            for name in ("retries", "replaced_task_nesting")
-        )
+        retries = _number(headers, "retries")
+        retries += _number(headers, "replaced_task_nesting") * NESTING
         tenant = _text(headers.get("tenant"))
-        retries += nesting * NESTING
         run = Run(shard, request.id, request.name, tenant, retries, _family(headers))
         told = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(told, "due_ms", None)) is not None:
@@ -299,7 +302,7 @@ class Recorder:
 
     def _short(self, run: Run) -> Note:
         """As `_noted`, for most tasks: all has happened since the last time, and well."""
-        run.written, retries, worker = 3, run.retries, self.worker
+        run.written, retries = 3, run.retries
         ended_ms, key = int(run.ended_at * 1000), (run.task, run.tenant)
         head = head_of(*key, run.family) if run.family else self._heads.get(key)
         if head is None:
@@ -312,10 +315,18 @@ class Recorder:
             ended_ms,
             run.rest >= self.options.slow_seconds,
             head,
-            f'["r",{int(run.received_at * 1000)},{retries},"{worker}"]\n'
-            f'["s",{int(run.started_at * 1000)},{retries},"{worker}",{run.pid},'
-            f"{1 if run.is_late else 0}]\n"
-            f'["+",{ended_ms},{retries},{int(run.rest * 1000)}]\n',
+            self._short_lines
+            % (
+                run.received_at * 1000,
+                retries,
+                run.started_at * 1000,
+                retries,
+                run.pid,
+                run.is_late,
+                ended_ms,
+                retries,
+                run.rest * 1000,
+            ),
         )
 
     def _write(self) -> None:
@@ -367,6 +378,11 @@ def _joined(before: Note, note: Note) -> Note:
     return note._replace(
         head=before.head, lines=before.lines + note.lines, is_slow=before.is_slow or note.is_slow
     )
+
+
+def _number(headers: Any, name: str) -> int:
+    number = headers.get(name)
+    return number if type(number) is int else 0
 
 
 def _text(tenant: Any) -> str | None:
