@@ -15,12 +15,34 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..connection import format
 from ..connection.native import get_logger
 from ..connection.options import Options
-from ..errors import ReplicaError, ServerError, UrlError, translate
+from ..errors import AccessDenied, ReplicaError, ServerError, UrlError, translate
 from ..store.calls.caller import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
 
 OLDEST = (6, 2)
+
+#: What scripts call with a key: a user who may write some of these needs all.
+WRITES = (
+    *("DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "HSETNX", "INCR", "LPUSH", "LREM", "LSET"),
+    *("PERSIST", "PEXPIRE", "RENAME", "RPOP", "RPUSH", "SET", "UNLINK", "XADD", "ZADD", "ZREM"),
+    *("ZREMRANGEBYRANK", "ZREMRANGEBYSCORE"),
+)
+READS = (
+    *("EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD"),
+    *("HSCAN", "HVALS", "LINDEX", "LLEN", "LRANGE", "MGET", "PTTL", "XRANGE", "ZCARD", "ZCOUNT"),
+    *("ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZSCAN"),
+    "ZSCORE",
+)
+
+#: Returns which commands the user may not use with a key. Redis before version 7 cannot say so.
+_DENIED = """
+local denied = {}
+for i = 2, redis.acl_check_cmd and #ARGV or 0 do
+  if not redis.acl_check_cmd(ARGV[i], ARGV[1], ARGV[1], ARGV[1]) then denied[#denied + 1] = ARGV[i] end
+end
+return denied
+"""
 
 #: What suits the servers that this process has looked at, by address.
 _partition_sizes: dict[Hashable, int] = {}
@@ -47,6 +69,8 @@ class Server:
     format: bytes | None = None
     #: Why it runs no scripts, whoever asks; a Sentinel runs none either.
     without_scripts: ServerError | None = None
+    #: Commands of scripts that the user may not use; none where it may only read.
+    denied: tuple[str, ...] = ()
 
 
 def inspect(client: Redis, format_key: str = "") -> Server:
@@ -70,6 +94,7 @@ def inspect(client: Redis, format_key: str = "") -> Server:
         mode=mode,
         format=next((each for each in answers[10:] if isinstance(each, bytes)), None),
         without_scripts=_why_without_scripts(answers[9], answers[4]),  # of EVALSHA and of EVAL
+        denied=_denied(answers[4]),
     )
 
 
@@ -79,7 +104,8 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
         pipeline.execute_command("INFO", "memory")
         pipeline.execute_command("INFO", "replication")
         pipeline.execute_command("INFO", "persistence")
-        pipeline.execute_command("EVAL", "return 1", 0)
+        commands = (*WRITES, *READS) if format_key else ()
+        pipeline.execute_command("EVAL", _DENIED, 0, format_key, *commands)
         pipeline.config_get("*-max-*")
         pipeline.config_get("save")
         pipeline.execute_command("TIME")
@@ -92,6 +118,11 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
         if isinstance(answer, (RedisConnectionError, RedisTimeoutError)):
             raise answer
     return answers
+
+
+def _denied(answer: Any) -> tuple[str, ...]:
+    found = {each.decode() for each in answer} if isinstance(answer, list) else set[str]()
+    return () if found.issuperset(WRITES) else tuple(sorted(found))
 
 
 def _why_without_scripts(*answers: Any) -> ServerError | None:
@@ -144,6 +175,12 @@ def check(
         raise ServerError(
             "the user of the broker URL may not run Lua scripts; allow it with "
             "ACL SETUSER <user> +@scripting"
+        )
+    if server.denied:
+        raise AccessDenied(
+            f"the user of the broker URL may not use {', '.join(server.denied)}. Scripts that call "
+            "this would fail half way, and lose messages: allow it with ACL SETUSER <user> "
+            "+@read +@write"
         )
     if server.read_only_replica:
         raise ReplicaError(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import time
@@ -10,8 +11,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from kombu_delayed.errors import UNREACHABLE, ReplicaError, ServerError
-from kombu_delayed.transport.server_checks import Server, check, inspect
+from kombu_delayed.errors import UNREACHABLE, AccessDenied, ReplicaError, ServerError
+from kombu_delayed.store.calls.scripts import _sources
+from kombu_delayed.transport.server_checks import READS, WRITES, Server, check, inspect, numbers_of
 from tests.kit import servers
 
 GOOD = Server(
@@ -183,6 +185,42 @@ def test_user_who_may_not_run_scripts(limited: LIMITED) -> None:
     assert found == replace(found, may_run_scripts=False)
     with pytest.raises(ServerError, match="may not run Lua scripts"):
         check(found)
+
+
+@pytest.mark.parametrize(
+    ("rules", "denied"),
+    [
+        (["+@all"], ()),
+        (["+@read", "+@write", "+@scripting", "-@dangerous"], ()),
+        (["+@read", "+@scripting"], ()),
+        (["+@all", "-rpop"], ("RPOP",)),
+        (["+@all", "-hset", "-hmget"], ("HMGET", "HSET")),
+        (["+@write", "+@scripting", "+@read", "-hdel", "-unlink"], ("HDEL", "UNLINK")),
+    ],
+)
+def test_user_who_may_use_only_some_of_what_scripts_call(
+    rules: list[str], denied: tuple[str, ...], limited: LIMITED, client: redis.Redis
+) -> None:
+    """A script would stop half way: what it has taken out of one key would be in no other."""
+    found = inspect(limited(*rules), "kombu-delayed:format")
+    if numbers_of(inspect(client).version) < (7, 0):
+        pytest.skip("this server does not say what a user may do")
+    assert found.denied == denied
+    if denied:
+        with pytest.raises(AccessDenied, match=rf"may not use {', '.join(denied)}\. Scripts"):
+            check(found)
+    else:
+        check(found)
+
+
+def test_the_commands_of_scripts_are_known() -> None:
+    called = {
+        command
+        for text in _sources().values()
+        for command in re.findall(r"redis\.p?call\('([A-Z]+)'", text)
+    }
+    without_keys = {"TIME", "PUBLISH", "SPUBLISH"}
+    assert called - without_keys - {"XINFO"} == {*WRITES, *READS}
 
 
 def test_user_who_may_not_see_the_configuration(limited: LIMITED) -> None:
