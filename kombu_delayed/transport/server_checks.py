@@ -39,7 +39,8 @@ READS = (
 _DENIED = """
 local denied = {}
 for i = 2, redis.acl_check_cmd and #ARGV or 0 do
-  if not redis.acl_check_cmd(ARGV[i], ARGV[1], ARGV[1], ARGV[1]) then denied[#denied + 1] = ARGV[i] end
+  local command, key = ARGV[i], ARGV[1]
+  if not redis.acl_check_cmd(command, key, key, key) then denied[#denied + 1] = command end
 end
 return denied
 """
