@@ -81,6 +81,25 @@ def test_reclaim(lease: dict[str, Any], store: Store, client: redis.Redis) -> No
     }
 
 
+@pytest.mark.parametrize("way", ["reclaim", "leave"])
+@pytest.mark.parametrize("small", [0, 1_000])
+def test_large_messages_go_back_a_few_at_a_time(
+    way: str, small: int, store: Store, client: redis.Redis
+) -> None:
+    """250 messages of two megabytes had the server stand still for seconds."""
+    large = ["0" + message(f"{n}-" + "x" * 200_000) for n in range(20)]
+    held = [*large, *(["0" + A] * small)]
+    seed(client, {"{q}:consumers": {"A": 1000}})
+    client.hset("{q}:unacked:A", mapping={str(tag): each for tag, each in enumerate(held)})
+    client.config_resetstat()
+    getattr(store.leases, way)("q", "A")
+    stats: Any = client.info("commandstats")
+    assert stats["cmdstat_evalsha"]["calls"] >= 4
+    assert not client.exists("{q}:unacked:A")
+    found = [each.decode() for each in reversed(client.lrange("q", 0, -1))]
+    assert found == [returned(each[1:], int(way == "reclaim")) for each in held]
+
+
 def test_lease_that_lasts_is_left_alone(store: Store, client: redis.Redis) -> None:
     before = {"{q}:unacked:A": HELD, "{q}:consumers": {"A": 1001}, "{q}:armed": "2000 A"}
     seed(client, before)

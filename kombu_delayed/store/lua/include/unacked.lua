@@ -12,10 +12,13 @@ local function with_deliveries(message, count)
 end
 
 -- In the order of `tags`, to where `push` puts them. `is_buried`, where given, may take a message out of the
--- way; `event` is what is told of the others.
-local function put_back(push, tags, count, event, is_buried)
-  local returned, is_ready = 0, false
+-- way; `event` is what is told of the others. Returns how many there were, and how many tags were looked at: with
+-- `most_bytes`, it stops when it has moved so much.
+local function put_back(push, tags, count, event, is_buried, most_bytes)
+  local returned, looked_at, bytes, is_ready = 0, 0, 0, false
   for _, tag in ipairs(tags) do
+    if bytes >= (most_bytes or math.huge) then break end
+    looked_at = looked_at + 1
     local record = redis.call('HGET', unacked, tag)
     if record then
       local deliveries = deliveries_of(record) + count
@@ -26,31 +29,31 @@ local function put_back(push, tags, count, event, is_buried)
         is_ready = true
       end
       redis.call('HDEL', unacked, tag)
-      returned = returned + 1
+      returned, bytes = returned + 1, bytes + #record
     end
   end
   if is_ready then announce_ready() end
-  return returned
+  return returned, looked_at
 end
 
 -- To the heads: the lowest tag was delivered first, so it goes back last and is the next to leave.
-local function give_back(tags, count, event, is_buried)
+local function give_back(tags, count, event, is_buried, most_bytes)
   table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
-  return put_back('RPUSH', tags, count, event, is_buried)
+  return put_back('RPUSH', tags, count, event, is_buried, most_bytes)
 end
 
--- The highest tags first, so that the next call can go on in front of them; returns how many are left.
--- More than one call can sort have been sorted before.
+-- The highest tags first, so that the next call can go on in front of them; returns how many are left. A megabyte at a
+-- time: for that the server takes some ten milliseconds. More than one call can sort have been sorted before.
 local function give_back_some(limit, count, event, is_buried)
   if redis.call('HLEN', unacked) <= 1000 or redis.call('EXISTS', held) == 0 then
     redis.call('DEL', held)
     local tags = redis.call('HKEYS', unacked)
     table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
-    give_back({unpack(tags, 1, math.min(#tags, limit))}, count, event, is_buried)
+    give_back({unpack(tags, 1, math.min(#tags, limit))}, count, event, is_buried, 2 ^ 20)
   else
     local tags = redis.call('ZREVRANGE', held, 0, limit - 1)
-    give_back(tags, count, event, is_buried)
-    redis.call('ZREM', held, unpack(tags))
+    local _, looked_at = give_back(tags, count, event, is_buried, 2 ^ 20)
+    redis.call('ZREM', held, unpack(tags, 1, looked_at))
   end
   local left = redis.call('HLEN', unacked)
   if left == 0 then redis.call('DEL', held) end
