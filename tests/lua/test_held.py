@@ -88,7 +88,7 @@ def test_large_messages_go_back_a_few_at_a_time(
 ) -> None:
     """250 messages of two megabytes had the server stand still for seconds."""
     large = ["0" + message(f"{n}-" + "x" * 200_000) for n in range(20)]
-    held = [*large, *(["0" + A] * small)]
+    held = [*(["0" + A] * small), *large]
     seed(client, {"{q}:consumers": {"A": 1000}})
     client.hset("{q}:unacked:A", mapping={str(tag): each for tag, each in enumerate(held)})
     client.config_resetstat()
