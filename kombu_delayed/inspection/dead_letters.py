@@ -35,12 +35,12 @@ class DeadLetters:
         return sum(map(self._store.dead.count, self._shards))
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """All of them, the oldest of each shard first, fetched page by page."""
-        for shard in self._shards:
-            start = 0
-            while ids := self._store.dead.ids(shard, start, CALL_LIMIT):
-                yield from self._store.dead.letters(shard, ids)
-                start += len(ids)
+        """All of them, the oldest of each shard first, fetched page by page.
+
+        None is passed over if others are replayed or purged meanwhile.
+        """
+        for shard, ids in self._pages(None):
+            yield from self._store.dead.letters(shard, ids)
 
     def get(self, id: str) -> DeadLetter | None:
         """The dead letter of a task id, or of an id as `DeadLetter` shows it."""
@@ -62,8 +62,16 @@ class DeadLetters:
     def _pages(self, ids: Iterable[str] | None) -> Iterator[tuple[str, list[str]]]:
         given = None if ids is None else list(ids)
         for shard in self._shards:
-            if given is not None:
+            if given is None:
+                yield from self._pages_of(shard)
+            else:
                 yield shard, given
-                continue
-            for _ in range(-(-self._store.dead.count(shard) // CALL_LIMIT)):
-                yield shard, self._store.dead.ids(shard, 0, CALL_LIMIT)
+
+    def _pages_of(self, shard: str) -> Iterator[tuple[str, list[str]]]:
+        """As many as there are now: what fails again and again is replayed once."""
+        dead, after = self._store.dead, None
+        left = dead.count(shard)
+        while left > 0 and (page := dead.page(shard, after, min(left, CALL_LIMIT))):
+            yield shard, [id for _, id in page]
+            after = page[-1]
+            left -= len(page)
