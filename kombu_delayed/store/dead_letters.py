@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..connection.commands import pairs
 from ..message import clock
 from ..message.wait import Wait
 from .calls.caller import Caller, chunks
+
+#: The reason of a dead letter whose note is damaged.
+UNREADABLE_NOTE = "the note of why it was buried cannot be read"
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,24 @@ class DeadLetter:
     deliveries: int
     #: The attempts that have failed, as whoever buried it has written them.
     failures: str = ""
+
+
+def read_note(note: bytes) -> dict[str, Any]:
+    """What the note of a burial says to a `DeadLetter`; `at_ms` of one that is damaged is 0.
+
+    What a newer version may have written besides is left out.
+    """
+    try:
+        found = json.loads(note.decode(errors="replace"))
+        return {
+            "reason": str(found["reason"]),
+            "consumer": str(found["consumer"]),
+            "at_ms": int(found["at_ms"]),
+            "deliveries": int(found["deliveries"]),
+            "failures": str(found.get("failures") or ""),
+        }
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return {"reason": UNREADABLE_NOTE, "consumer": "", "at_ms": 0, "deliveries": 0}
 
 
 class DeadLetters:
@@ -60,11 +82,18 @@ class DeadLetters:
             return []
         raw = [id.encode(errors="surrogateescape") for id in ids]
         records, notes = self.records(queue, raw), self.notes(queue, raw)
-        return [
-            DeadLetter(id, record[1:], **json.loads(note.decode(errors="replace")))
+        found = [
+            DeadLetter(id, record[1:], **read_note(note))
             for id, record, note in zip(ids, records, notes, strict=True)
             if record is not None and note is not None
         ]
+        return [each if each.at_ms else self._timed(queue, each) for each in found]
+
+    def _timed(self, queue: str, letter: DeadLetter) -> DeadLetter:
+        """One whose note does not say when it was buried: the queue knows."""
+        id = letter.id.encode(errors="surrogateescape")
+        at_ms = self._store.run("ZSCORE", self._store.keys(queue).dead, id)
+        return replace(letter, at_ms=int(float(at_ms or 0)))
 
     def records(self, queue: str, ids: Sequence[bytes]) -> list[bytes | None]:
         """Priority step + message of dead letters, None for an id that has none."""

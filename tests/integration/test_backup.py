@@ -24,6 +24,7 @@ from celery_ext.control.backup.transfer import RestoreReport, inspect, restore
 from celery_ext.errors import BackupError, QueryError
 from kombu_delayed.inspection import backlog as backlog_module
 from kombu_delayed.inspection.backlog import Backlog, Move
+from kombu_delayed.store.dead_letters import UNREADABLE_NOTE
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.servers import Server, available_kinds, start_server
@@ -119,6 +120,26 @@ def test_there_and_back(delayed: Delayed, client: redis.Redis, path: Path) -> No
     with pytest.raises(QueryError, match="no queue 'q'"):
         delayed.backup(path, queue="q")
     assert inspect(path)["queues"] == ["é"]
+
+
+def test_a_dead_letter_with_a_damaged_note(
+    delayed: Delayed, client: redis.Redis, path: Path
+) -> None:
+    """It is restored as well, and so is what is behind it."""
+    bury(delayed.store)
+    bury(delayed.store, "z")
+    for id in client.hkeys("{q}:dead-reasons"):
+        client.hset("{q}:dead-reasons", id, "junk")
+    before = [each.letter.id for each in delayed.dead.list()]
+    delayed.backup(path)
+    client.flushall()
+    for counts in ((10, 0), (0, 10)):
+        report = delayed.restore(path)
+        assert (report.dead, report.already) == counts
+    letters = [each.letter for each in delayed.dead.list()]
+    assert sorted(each.id for each in letters) == sorted(before)
+    assert [each.reason for each in letters].count(UNREADABLE_NOTE) == 5
+    assert delayed.dead.replay() == 10
 
 
 @pytest.mark.parametrize("kind", available_kinds())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.store.dead_letters import UNREADABLE_NOTE, DeadLetter
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Limits, Store
 from tests.kit.backlog import check_backlog
@@ -146,6 +147,31 @@ def test_pages_behind_a_place(store: Store, client: redis.Redis) -> None:
     assert store.dead.page("q", (1001, "c")) == [(1001, "d"), (1002, "a")]
     assert store.dead.page("q", (1000, "b"), 1) == [(1001, "Z")]
     assert store.dead.page("other") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"junk",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"reason": "r", "consumer": "A", "at_ms": 5}',
+        b'{"reason": "r", "consumer": "A", "at_ms": Infinity, "deliveries": 1}',
+    ],
+)
+def test_a_note_that_cannot_be_read(text: bytes, store: Store, client: redis.Redis) -> None:
+    seed(client, dead_keys({"a": "0" + A, "b": "0" + B}))
+    client.hset("{q}:dead-reasons", "a", text)
+    broken, whole = store.dead.letters("q", ["a", "b"])
+    assert broken == DeadLetter("a", A.encode(), UNREADABLE_NOTE, "", 1000, 0)
+    assert whole == DeadLetter("b", B.encode(), "rejected", "A", 1000, 1)
+    assert store.dead.replay("q", ["a"]) == 1
+
+
+def test_a_note_of_a_newer_version(store: Store, client: redis.Redis) -> None:
+    seed(client, dead_keys({"a": "0" + A}, a=json.dumps({**json.loads(note("why")), "new": [1]})))
+    assert store.dead.letters("q", ["a"])[0].reason == "why"
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(1, "x"), (3, "bcx"), (4, "abcx"), (8, "abcx")])

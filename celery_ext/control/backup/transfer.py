@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from hashlib import sha256
 from importlib.metadata import version
+from time import time
 from typing import Any, TypeAlias
 
 from kombu.exceptions import OperationalError
@@ -25,6 +25,7 @@ from kombu_delayed.inspection.restore_placement import Item, by_shard, with_note
 from kombu_delayed.message.compressing import MARK
 from kombu_delayed.store.calls.scripts import whole
 from kombu_delayed.store.calls.shards import queue_of
+from kombu_delayed.store.dead_letters import read_note
 from kombu_delayed.store.ledgers import RESTORE, Job, LedgerStore, drop_ledger
 from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
 from kombu_delayed.transport.batch import Pipeline
@@ -256,7 +257,7 @@ class _Restore:
             entries = [
                 each
                 for id, record, note in part
-                for each in (id, json.loads(note)["at_ms"], record, note)
+                for each in (id, read_note(note)["at_ms"] or int(time() * 1000), record, note)
             ]
             yield whole(*self._store.call("restore_dead", shard, entries=entries))
 
