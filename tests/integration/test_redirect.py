@@ -305,6 +305,15 @@ def test_dead_letters(filled: Delayed) -> None:
     assert [each.letter.id for each in filled.dead.list()] == [letters[2].letter.id]
 
 
+def test_dead_letters_have_all_attempts_again(filled: Delayed, bench: Bench) -> None:
+    bench.send("tried", 0, queue="third", retries=2)
+    bury(filled, "third")
+    assert Redirect(filled, "other").dead("third", [*filled.dead.list("third")]) == 1
+    moved = filled.get("tried")
+    assert moved is not None
+    assert (moved.queue, moved.state, moved.headers["retries"]) == ("other", "ready", 0)
+
+
 def test_where_it_cannot_go(filled: Delayed, bench: Bench) -> None:
     with pytest.raises(QueryError, match=r"no queue 'othr': did you mean 'other'\?"):
         filled.redirect_many(Query(), "othr")

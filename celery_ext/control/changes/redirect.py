@@ -209,8 +209,11 @@ class Redirect:
         payload = payload_of(info)
         for name in OWN:
             payload.pop(name, None)
-        if info.state == "dead":
+        if info.state == "dead":  # it begins anew, as by a replay in its own queue
             payload.pop("deliveries", None)
+            headers = payload.get("headers")
+            if isinstance(headers, dict) and "retries" in headers:
+                headers["retries"] = 0
         place = {"exchange": "", "routing_key": self._to}
         properties = payload.setdefault("properties", {})
         properties["delivery_info"] = {**(properties.get("delivery_info") or {}), **place}
