@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from shlex import quote
 from typing import Any, NamedTuple
 
 from ..connection.commands import keys_like, numbers
@@ -17,6 +18,7 @@ from ..message.ticket import lane_in, reason_of
 from ..message.zstd import Codec
 from ..store.calls.caller import without_errors
 from ..store.calls.scripts import Call
+from ..store.calls.shards import queue_of
 from ..store.global_limits import is_pool
 from ..store.keys import literal
 from ..store.store import CALL_LIMIT, Store, chunks
@@ -303,7 +305,18 @@ def waiting_of(store: Store, queue: str, member: str, record: bytes) -> Waiting:
             return Waiting.unread(member, record, seen, codec)
     record = unpack(member, record)
     text = store.readable(queue, record)
-    return Waiting(member, open_kept(text), b"" if text is record else record)
+    return Waiting(member, _opened(queue, member, text), b"" if text is record else record)
+
+
+def _opened(queue: str, member: str, text: bytes) -> Kept:
+    try:
+        return open_kept(text)
+    except MessageError as error:
+        name = queue_of(queue)
+        raise MessageError(
+            f"message {member!r} in queue {name!r} cannot be read: {error}. Make it a dead letter "
+            f"with: celery delayed doctor --fix -Q {quote(name)}"
+        ) from error
 
 
 def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:

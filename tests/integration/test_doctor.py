@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ import redis
 from kombu import Consumer, Queue
 
 from celery_ext.http.service.create_once import KEPT_SECONDS, OnceStore
+from kombu_delayed.errors import MessageError
+from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor, consumers, examination
+from kombu_delayed.store.calls.shards import shard_name
 from kombu_delayed.store.store import Store
 from tests.kit.claims import deliver
 from tests.kit.inbox import Connect
@@ -263,3 +267,26 @@ def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:
             with pytest.raises(TimeoutError):
                 connection.drain_events(timeout=0.3)
             assert [each for each in Doctor(store, "q").examine() if each.is_wrong] == []
+
+
+# Records that stop who reads them.
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "quoted"), [("q", "q", "q"), (shard_name("my q", 1), "my q", "'my q'")]
+)
+def test_a_record_that_cannot_be_read_is_named_and_its_remedy_helps(
+    name: str, shown: str, quoted: str, store: Store, client: redis.Redis
+) -> None:
+    store.schedule(name, [entry("a", 5000), entry("b", 5000)])
+    client.hset(store.keys(name).messages, "a", "junk")
+    backlog = Backlog(store, name)
+    said = (
+        f"message 'a' in queue '{shown}' cannot be read.*: celery delayed doctor --fix -Q {quoted}$"
+    )
+    for read in (backlog.page, partial(backlog.get, "a")):
+        with pytest.raises(MessageError, match=said):
+            read()
+    Doctor(store, name, fix=True, patience_seconds=0).examine()
+    assert [each.id for each in backlog.page().waiting] == ["b"]
+    assert store.dead.ids(name) == ["a"]
