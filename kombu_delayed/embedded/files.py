@@ -32,9 +32,15 @@ SOCKET_PATH_MAX_BYTES = 100
 
 
 def resolved(directory: str | Path) -> Path:
-    """The whole path. Raises EmbeddedServerError on a system where no server can run."""
+    """The whole path.
+
+    Raises EmbeddedServerError where it has none, and on a system where no server can run.
+    """
     posix.check()
-    return Path(directory).expanduser().resolve()
+    try:
+        return Path(directory).expanduser().resolve()
+    except (RuntimeError, OSError, ValueError) as error:  # ~nobody, a circle of links, a null byte
+        raise EmbeddedServerError(f"{directory} cannot be a directory: {error}") from error
 
 
 def make_private(path: Path) -> None:

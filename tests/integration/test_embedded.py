@@ -396,6 +396,13 @@ def test_every_verb_explains_an_unusable_directory(
     directory.unlink()
 
 
+@pytest.mark.parametrize("verb", ["start", "status", "stop"])
+def test_the_home_of_nobody_is_explained(verb: str) -> None:
+    result = CliRunner().invoke(main, [verb, "~no-such-user/broker"])
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ~no-such-user/broker cannot be a directory: ")
+
+
 def test_unusable_data_are_explained_by_the_log(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     (directory / "appendonlydir").touch()
