@@ -64,6 +64,11 @@ def from_ms(due_ms: int) -> datetime:
     return EPOCH + timedelta(milliseconds=min(max(due_ms, 0), LATEST_MS))
 
 
+def shifted(at: datetime, by: timedelta) -> datetime:
+    """A time that is so much later, or the nearest one in `from_ms`."""
+    return from_ms(eta_to_ms(at) + by // timedelta(milliseconds=1))
+
+
 def info_data(info: Any) -> dict[str, Any]:
     """All of what a dataclass has, in types that JSON knows."""
     return {name: _plain(value) for name, value in vars(info).items()}

@@ -32,6 +32,7 @@ from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
 from celery_ext.policies import Drain, Fair, Limit
 from celery_ext.tasks.formatting import tasks_word
+from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.doctor import Doctor
 from kombu_delayed.store.calls import caller
@@ -360,6 +361,19 @@ def test_reschedule(option: str, due_in: float, cli: Cli) -> None:
     assert due_in - 60 < cli.due_in("one") <= due_in + 1
     assert cli.json("reschedule", "nope", option, code=1)["missing"] == ["nope"]
     assert cli.json("reschedule", "-t", "billing.*", option, "-y")["changed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("by", "left"), [("9999999d", ("delayed", LATEST_MS)), ("-9999999d", ("ready", None))]
+)
+def test_reschedule_beyond_the_times_there_are(by: str, left: tuple[Any, ...], cli: Cli) -> None:
+    """The nearest time is taken, by ids as by criteria."""
+    for choice, count in (("one", 1), ("-t billing.* -y", 2)):
+        assert cli.json("reschedule", *choice.split(), f"--by={by}")["changed"] == count
+    for id in ("one", "three", "four"):
+        info = cli.backlog.get(id)
+        assert info is not None
+        assert (info.state, info.due_ms if info.state == "delayed" else None) == left
 
 
 def test_redirect(cli: Cli) -> None:

@@ -15,6 +15,7 @@ from celery_ext.control.changes.change_many import Outcome
 from celery_ext.control.delayed import Delayed
 from celery_ext.tasks.formatting import MOVABLE, plain, tasks_table, tasks_word
 from celery_ext.tasks.query import Query
+from celery_ext.tasks.times import shifted
 
 from ..criteria import TEXT, asking_options, complete_queue, criteria, ids_argument
 from ..session import Session, command
@@ -97,7 +98,7 @@ def reschedule(
                 return False
             # A ready one was due in the past, if ever: it is moved from now on.
             due = None if info.state == "ready" else info.eta
-            eta = (due or datetime.now(timezone.utc)) + by
+            eta = shifted(due or datetime.now(timezone.utc), by)
         return delayed.reschedule(id, eta=eta, queue=queue)
 
     def many(delayed: Delayed, query: Any, **options: Any) -> Outcome:
