@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..transport.channel.channel import Channel
 from . import (
     FAILURES,
     Direction,
@@ -68,16 +69,23 @@ def _steps(_: Any, __: Any, text: str | None) -> list[int] | None:
 
 
 def _transport_option(_: Any, __: Any, given: Sequence[str]) -> dict[str, Any]:
-    options = {}
+    options: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
             raise click.BadParameter(f"write name=value, not {text!r}")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
+        options[name] = _value(name, value)
     return options
+
+
+def _value(name: str, text: str) -> Any:
+    """JSON where it is, but for an option that is text whatever it looks like."""
+    if isinstance(getattr(Channel, name, None), str):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _shared(command: Any) -> Any:

@@ -430,6 +430,17 @@ def test_options_reach_the_transport(stock: Connect, server: Server, client: red
     assert client.exists("shop:held", "shop:held_index") == 0
 
 
+def test_names_that_look_like_numbers(stock: Connect, server: Server, client: redis.Redis) -> None:
+    names = {"unacked_key": "5", "unacked_index_key": "null", "global_keyprefix": "3"}
+    dying = stock(**names)
+    publish(dying, "later", headers={"id": "a", **in_ms(HOUR_MS)})
+    hold(dying, 1)
+    options = [text for name, value in names.items() for text in ("--option", f"{name}={value}")]
+    assert run(server, "to-delayed", "--yes", *options).exit_code == 0
+    assert client.hkeys("3{mail}:messages") == [b"a"]
+    assert client.exists("35", "3null") == 0
+
+
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
