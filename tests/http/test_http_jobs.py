@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import gzip
 import hmac
+import json
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.exceptions import Ignore
 
 from celery_ext.http import verify
 from celery_ext.http.callbacks.job_options import backoff_seconds
 from celery_ext.http.callbacks.jobs import JOB_TASK
 from celery_ext.http.callbacks.signature import sign_webhook
+from celery_ext.tasks.history import REPLACED
 from kombu_delayed.store.keys import http_host
 from tests.kit.jobs import Jobs, run_jobs
 from tests.kit.servers import Server
@@ -163,6 +167,52 @@ def test_a_host_gets_so_many_at_a_time(jobs: Jobs) -> None:
         jobs.delayed.run_now(id)
         jobs.wait(id, "done")
     assert most[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("later", "changed", "is_posted"),
+    [
+        ({"retries": 1, "countdown": 3600}, {}, False),
+        ({"retries": 1}, {}, False),  # it is due by now
+        ({"replaced_task_nesting": 1, "countdown": 3600}, {"postponed": 1}, False),
+        ({"countdown": 3600}, {}, True),
+        ({"retries": 1, "countdown": 3600}, {"content": "of another job"}, True),
+    ],
+)
+def test_an_attempt_that_comes_back_beside_the_next_one(
+    jobs: Jobs, later: dict[str, Any], changed: dict[str, Any], is_posted: bool
+) -> None:
+    """Its worker has died between sending that one and acknowledging this one."""
+    jobs.receiver.got.clear()
+    task = jobs.delayed.app.tasks[JOB_TASK]
+    kwargs = {"topic": "t", "callback": jobs.receiver.url("/back"), "content": "c"}
+    task.apply_async(kwargs={**kwargs, **changed}, task_id="back", queue="nobodys", **later)
+    place = {"exchange": "", "routing_key": "nobodys", "redelivered": True}
+    task.push_request(id="back", kwargs=kwargs, delivery_info=place, hostname="w")
+    try:
+        with nullcontext() if is_posted else pytest.raises(Ignore, match=REPLACED):
+            task.run(**kwargs)
+    finally:
+        task.pop_request()
+        assert jobs.delayed.cancel("back", "nobodys")
+    assert len(jobs.receiver.at("/back")) == is_posted
+
+
+def test_a_worker_ends_an_attempt_that_comes_back(jobs: Jobs, shared_server: Server) -> None:
+    jobs.receiver.answers["/split"] = (500, b"", {})
+    id = jobs.send("/split", backoff={"pauses": ["1h"]})
+    jobs.wait(id, "scheduled", 1)
+    info = jobs.delayed.get(id)
+    assert info is not None
+    headers = {**info.headers, "retries": 0, "eta": None}
+    first = {**info.payload, "headers": headers, "deliveries": 1}
+    with shared_server.client() as client:
+        client.lpush("celery", json.dumps(first))
+    jobs.worker.wait_for_log(f"{JOB_TASK}[{id}] ignored")
+    assert len(jobs.receiver.at("/split")) == 1
+    jobs.delayed.run_now(id)
+    assert jobs.wait(id, "dead")["reason"] == "2 attempts failed, the last one: status 500"
+    assert len(jobs.receiver.at("/split")) == 2
 
 
 @pytest.mark.thorough

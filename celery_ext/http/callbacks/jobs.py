@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.utils.log import get_task_logger
 
+from celery_ext.app.broker import own_broker
+from celery_ext.control.outcomes import SHORT
 from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.body import read_body
 from celery_ext.tasks.history import REPLACED
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import OWN_LIMIT_SECONDS
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.inspection.ready.index import ReadyIndex
 
 from ..options import HttpOptions
 from .bulkhead import Busy, Place, pause_seconds
@@ -90,6 +95,8 @@ def _run(
     postponed: int = 0,
     options: dict[str, Any] | None = None,
 ) -> None:
+    if _is_followed(task):
+        raise Ignore(REPLACED)
     chosen = JobOptions(**(options or {}))
     try:
         answer = _post_in_place(task, chosen, topic, callback, content)
@@ -108,6 +115,44 @@ def _run(
         wait = answer.retry_after
         wait = backoff_seconds(min(postponed, 6)) if wait is None else max(wait, 1)
         _postpone(task, min(wait, POSTPONED_SECONDS), postponed + 1)
+
+
+def _is_followed(task: Task) -> bool:
+    """Whether a worker has died between sending what follows this attempt and acknowledging it."""
+    delivery = task.request.delivery_info or {}
+    if not delivery.get("redelivered"):
+        return False
+    try:
+        waiting = _waiting(task, str(delivery.get("routing_key")))
+        return any(_follows(task, info) for info in waiting)
+    except BROKER_FAILS as error:
+        raise _given_back(task, error) from None
+
+
+def _waiting(task: Task, queue: str) -> Iterator[TaskInfo]:
+    """What has the id of a job and is delayed, or ready in a list that is not long."""
+    store, id = own_broker(task.app).store, task.request.id
+    shards = store.shards.nearest(queue, id)
+    for shard in shards:
+        yield from (TaskInfo.waiting(shard, each) for each in Backlog(store, shard).get(id))
+    ready, _ = ReadyIndex().find(store, shards, id, SHORT)
+    yield from (TaskInfo.of(each.found()) for each in ready)
+
+
+def _follows(task: Task, info: TaskInfo) -> bool:
+    """Whether it is a later attempt of the same job, and not another job with its id."""
+    request = task.request
+    if not is_job(info) or _unpostponed(job_of(task.app, info)) != _unpostponed(request.kwargs):
+        return False
+    this, other = (
+        (each.get("replaced_task_nesting") or 0, each.get("retries") or 0)
+        for each in (request, info.headers)
+    )
+    return other > this
+
+
+def _unpostponed(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**kwargs, "postponed": 0}
 
 
 def _post_in_place(
