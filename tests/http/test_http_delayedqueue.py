@@ -65,6 +65,14 @@ def test_put_is_idempotent(api: httpx.Client, delayed: Delayed, delay: str) -> N
     assert drain(api) == []
 
 
+def test_put_of_what_is_no_utf_8(api: httpx.Client) -> None:
+    payload = {"\udc00": "\ud800"}
+    for code in (201, 200):
+        content = json.dumps({**TASK, "payload": payload})
+        assert api.put(PATH, content=content).status_code == code
+    assert status(api)["payload"] == payload
+
+
 def test_put_of_another_task_under_the_id(api: httpx.Client) -> None:
     first, second = ({**NOW, "payload": {**PAYLOAD, "args": [n]}} for n in "ab")
     assert send(api, "PUT", **first).status_code == 201

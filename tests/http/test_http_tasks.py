@@ -12,6 +12,8 @@ import redis
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors, ready, status
+from celery_ext.http.api.task_models import NewTask
+from celery_ext.http.service.create_once import digest_of
 from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
 from kombu_delayed.inspection.ready import index as ready_index
@@ -225,6 +227,22 @@ def test_put_is_idempotent(api: httpx.Client, delayed: Delayed) -> None:
     assert api.put("/v1/tasks/order-7", json={"task": "till.charge"}).status_code == 409
     assert api.put("/v1/tasks/order-7", json={**MAIL, "queue": "q"}).status_code == 409
     assert api.put("/v1/tasks/a b", json=MAIL).status_code == 422
+
+
+def test_put_of_what_is_no_utf_8(api: httpx.Client, delayed: Delayed) -> None:
+    headers, kwargs = {"content-type": "application/json"}, {"a": {"\udc00": "\ud800"}}
+    for code in (201, 200):
+        content = json.dumps({**MAIL, "kwargs": kwargs})
+        answer = api.put("/v1/tasks/half", content=content, headers=headers)
+        assert answer.status_code == code, answer.text
+    assert body(delayed, "half")[1] == kwargs
+    assert api.get("/v1/tasks/half").json()["status"] == "scheduled"
+
+
+def test_digests_of_requests_stay_as_they_are_kept() -> None:
+    given = {**MAIL, "args": [1, 2.0, "ü", {"b": None, "a": True}], "priority": 3}
+    made = NewTask.model_validate(given).model_dump(exclude_unset=True)
+    assert digest_of(made) == "1af9190057a7ea77"
 
 
 def test_put_after_it_has_run_sends_nothing(api: httpx.Client, delayed: Delayed) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -18,7 +16,7 @@ from ..api.ready import ready_of
 from ..api.status import delayed_infos, find
 from ..callbacks.jobs import job_of
 from ..problems import Problem
-from ..service.create_once import HEADER
+from ..service.create_once import HEADER, digest_of
 from . import long_poll
 from .queued_models import (
     Acked,
@@ -99,8 +97,7 @@ class _New:
 
     def __init__(self, call: Call, task: QueuedTask, topic: Topic) -> None:
         self._call, self._task, self._topic = call, task, topic
-        text = json.dumps(task.model_dump(mode="json"), sort_keys=True)
-        self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._digest = digest_of(task.model_dump())
         self._tenant = call.identity.tenant_for(None)
         self._delay_seconds = span_of(task.delay).total_seconds()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -21,6 +23,11 @@ KEPT_SECONDS = 86_400
 
 #: The header of a task that was created by a request with an id: the request's digest.
 HEADER = "delayed_request"
+
+
+def digest_of(given: Mapping[str, Any]) -> str:
+    """What tells a request from others, also one with text that is no UTF-8."""
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def ledger(id: str, tenant: str | None) -> str:

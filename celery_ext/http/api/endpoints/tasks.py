@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 import time
 from datetime import datetime, timezone
@@ -155,9 +153,7 @@ async def put_task(call: Call) -> Response:
     id, due, service = _checked_id(call), new.due_at, call.service
     call.note("put", id)
     *row, options = row_of(call, new, id, due)
-    digest = hashlib.sha256(
-        json.dumps(new.model_dump(mode="json", exclude_unset=True), sort_keys=True).encode()
-    ).hexdigest()[:16]
+    digest = create_once.digest_of(new.model_dump(exclude_unset=True))
     headers = {**options.get("headers", {}), create_once.HEADER: digest}
     if not await call.run(_elsewhere, call, id):
         delay = (due - datetime.now(timezone.utc)).total_seconds() if due else 0
