@@ -78,6 +78,14 @@ def test_a_huge_body(api: httpx.Client, delayed: Delayed, chunked: bool) -> None
     assert api.get("/healthz").status_code == 200
 
 
+def test_a_huge_body_that_waits_to_be_asked_for(api: httpx.Client) -> None:
+    with connect(api) as waiting:
+        head = b"POST /v1/tasks HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        waiting.sendall(head + b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n")
+        with waiting.makefile("rb") as answer:
+            assert answer.read().startswith(b"HTTP/1.1 413")
+
+
 def test_more_than_fits(serve: Serve, server: Server) -> None:
     api = serve(rows_waiting=2, threads=1, waiting=1, answer_seconds=20)
     api.post("/v1/tasks", json=MAIL)

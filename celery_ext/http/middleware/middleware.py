@@ -212,9 +212,12 @@ class _Body:
         raise Problem(408, "the body arrives too slowly", headers={"Connection": "close"})
 
     async def refuse(self, drain: bool = True) -> None:
-        """Raise a Problem, when the sender has had a chance to end."""
-        with anyio.move_on_after(DRAIN_SECONDS if drain else 0):
-            while not self._is_read:
+        """Raise a Problem, when the sender has had a chance to end if we are to `drain`.
+
+        One who waits for `100 Continue` would be told to go on by the first look at the body.
+        """
+        with anyio.move_on_after(DRAIN_SECONDS):
+            while drain and not self._is_read:
                 message = await self._receive()
                 self._is_read = not message.get("more_body", False)
         detail = f"the body is larger than {self.limit} bytes"
