@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache, partial
@@ -131,6 +132,8 @@ def _route(service: Service, operation: Operation) -> Route:
     for name in ("key", "name", "tenant"):  # others choose them, and they may have slashes
         path = path.replace(f"{{{name}}}", f"{{{name}:path}}")
     made = Route(path, endpoint(service, operation), methods=[operation.method])
+    # Starlette's `$` lets a name go without the line feed at its end, to what another name means.
+    made.path_regex = re.compile(made.path_regex.pattern.removesuffix("$") + r"\Z")
     if operation.method == "GET" and made.methods is not None:
         made.methods.discard("HEAD")
     return made

@@ -46,6 +46,17 @@ def test_any_key(api: httpx.Client, app: Celery, delayed: Delayed, key: str) -> 
     assert (long.status_code, long.json()["errors"][0]["field"]) == (422, "key")
 
 
+@pytest.mark.parametrize("path", ["/v1/responses/k%0A", "/v1/responses/k%0A%0A"])
+def test_a_line_feed_is_part_of_a_key(
+    api: httpx.Client, app: Celery, delayed: Delayed, path: str
+) -> None:
+    expect("k", app=app)
+    assert api.post(path, json={"payload": 1}).status_code == 404
+    info = delayed.expectations.get("k")
+    assert info is not None
+    assert info.state == "open"
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
