@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from click.testing import CliRunner
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
 from celery_ext.http.middleware.access_log import access, audit
+from celery_ext.http.serving import worker_process
 from kombu_delayed.embedded import server as embedded
 from tests.kit.pages import Page
 from tests.kit.receiver import receiving
@@ -148,6 +151,30 @@ def test_a_worker_ends_with_a_server_that_is_killed(server: Server, tmp_path: Pa
             wait_until(lambda: not delayed.consumers("http-jobs"), "the worker has ended", 60)
         delayed.close()
     assert "Warm shutdown" in (tmp_path / "server.log").read_text()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries, popen = count(1), subprocess.Popen
+    runs = threading.Event()
+
+    def start(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        match next(tries):
+            case 1:
+                command = [sys.executable, "-c", ""]
+            case 2:
+                raise OSError("too little memory")
+            case _:
+                command = [sys.executable, "-c", "import time; time.sleep(60)"]
+                runs.set()
+        return popen(command, **options)
+
+    monkeypatch.setattr(worker_process, "AGAIN_SECONDS", 0)
+    monkeypatch.setattr(worker_process.subprocess, "Popen", start)
+    with worker_process.WorkerProcess({}, 1):
+        assert runs.wait(30)
+    assert "cannot be started: too little memory" in caplog.text
 
 
 @pytest.mark.parametrize(

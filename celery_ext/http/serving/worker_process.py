@@ -81,7 +81,13 @@ class WorkerProcess:
                 "The worker has ended with exit code %s; starting it again", process.returncode
             )
             if not self._stopping.wait(AGAIN_SECONDS):
-                self._start()
+                self._start_again()
+
+    def _start_again(self) -> None:
+        try:
+            self._start()
+        except OSError as error:  # such as too little memory: the next one may be started
+            logger.warning("The worker cannot be started: %s", error)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         process.terminate()
