@@ -103,6 +103,8 @@ class Api:
             exception_handlers=_HANDLERS,
             lifespan=self._lifespan,
         )
+        # A redirect would name http:// to who has come by TLS, which a proxy ends.
+        inner.router.redirect_slashes = False
         self.middleware = Middleware(inner, self.service, site, limits, needs_token, hosts)
         self._document = lru_cache(maxsize=8)(lambda root: json.dumps(document(OPERATIONS, root)))
 

@@ -111,6 +111,15 @@ def test_parameters_of_status() -> None:
     assert names == {"id", "namespace"}
 
 
+@pytest.mark.parametrize("path", ["/v1/tasks/", "/openapi.json/", "/backlog/"])
+def test_a_slash_too_many_leads_nowhere_else(api: httpx.Client, path: str) -> None:
+    """A proxy may have ended TLS: the token would go on in the clear."""
+    for method in ("GET", "POST"):
+        found = api.request(method, path)
+        assert found.status_code == 404
+        assert found.json()["status"] == 404
+
+
 def test_docs_need_no_internet(api: httpx.Client) -> None:
     page, script = api.get("/docs"), api.get("/docs.js")
     assert page.headers["content-type"].startswith("text/html")
