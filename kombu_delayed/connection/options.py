@@ -54,8 +54,8 @@ class Options:
     )
     promote_batch: int = _option(
         250,
-        "The maximum number of due messages that one call moves to the ready lists. A "
-        "higher number means longer pauses for the server's other clients.",
+        "The maximum number of due messages that one call moves to the ready lists, or about a "
+        "megabyte of them. A higher number means longer pauses for the server's other clients.",
         least=1,
         most=1_000,
     )
