@@ -278,20 +278,25 @@ def _die(delayed: Delayed, state: str, moment: str) -> None:
 
 def test_a_slow_broker(filled: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks are kept from workers until they are moved, however long that takes."""
-    held: list[int] = []
-    put, now = Channel._put, [monotonic()]
+    held: list[list[int | None]] = []
+    put, hold, now = Channel._put, Redirect._hold_longer, [monotonic()]
 
     def slow(self: Any, *args: Any, **options: Any) -> None:
         now[0] += module.HOLD_MS * 0.6 / 1000
-        held.append(min(info.due_ms or 0 for info in filled.find(queue="celery", task="rec*")))
         put(self, *args, **options)
+
+    def hold_longer(self: Redirect, shard: str, kept: list[Any]) -> None:
+        filled.reschedule_many(Query(queue="celery", task="rec*"), by=-50)
+        hold(self, shard, kept)
+        held.append([info.due_ms for info in filled.find(queue="celery", task="rec*")])
 
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     monkeypatch.setattr(Channel, "_put", slow)
+    monkeypatch.setattr(Redirect, "_hold_longer", hold_longer)
+    began_ms = int(time() * 1000)
     filled.redirect_many(Query(queue="celery", state="ready"), "other")
-    assert len(held) == 3
-    assert held[1] > held[0]
-    assert held[2] > held[1]
+    assert [len(each) for each in held] == [5, 4]
+    assert all(due_ms and due_ms >= began_ms + module.HOLD_MS for each in held for due_ms in each)
     monkeypatch.undo()
     assert where(filled)["celery"] == ["d0", "d1", "d2"]
 
