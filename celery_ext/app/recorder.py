@@ -21,7 +21,7 @@ from kombu_delayed.store.outcomes.tallies import Tallies
 
 from ..errors import BROKER_FAILS
 from ..tasks.failures import TRACEBACK_LENGTH, text_of
-from ..tasks.history import NESTING, Family, head_of, line_of
+from ..tasks.history import NESTING, Family, head_of, line_of, tenant_text
 from .broker import Broker
 from .outcome_options import OutcomeOptions
 
@@ -39,8 +39,8 @@ BATCH = 500
 #: So many first lines are remembered.
 HEADS = 1_000
 
-#: Of the ids of other tasks, and of the name of a tenant, so much is kept.
-ID_LENGTH, TENANT_LENGTH = 100, 255
+#: Of the ids of other tasks so much is kept.
+ID_LENGTH = 100
 
 ALIVE_MS = int(ALIVE_SECONDS * 1000)
 
@@ -138,7 +138,7 @@ class Recorder:
         headers = request._request_dict
         retries = _number(headers, "retries")
         retries += _number(headers, "replaced_task_nesting") * NESTING
-        tenant = _text(headers.get("tenant"))
+        tenant = tenant_text(headers.get("tenant"))
         run = Run(shard, request.id, request.name, tenant, retries, _family(headers))
         told = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(told, "due_ms", None)) is not None:
@@ -383,11 +383,6 @@ def _joined(before: Note, note: Note) -> Note:
 def _number(headers: Any, name: str) -> int:
     number = headers.get(name)
     return number if type(number) is int else 0
-
-
-def _text(tenant: Any) -> str | None:
-    text = None if tenant is None else str(tenant)
-    return text if text is None or len(text) <= TENANT_LENGTH else text[: TENANT_LENGTH - 1] + "…"
 
 
 def _family(headers: Any) -> Family:

@@ -28,7 +28,7 @@ from ..app.outcome_options import OutcomeOptions
 from ..app.queues import Queues, despite_nodes_down
 from ..app.settings import suggestion
 from ..errors import BROKER_FAILS, QueryError
-from ..tasks.history import TaskHistory, head_of
+from ..tasks.history import TaskHistory, head_of, tenant_text
 from ..tasks.progress import Progress
 from ..tasks.query import ids_of
 from ..tasks.task_info import TaskInfo
@@ -275,7 +275,7 @@ def write_now(
     at_ms, notes = int(time.time() * 1000), dict[str, list[Note]]()
     for shard, id, task, tenant in of:
         line = json.dumps(["x", at_ms, 0, {"why": state}]) + "\n"
-        head = head_of(task, tenant)
+        head = head_of(task, tenant_text(tenant))
         notes.setdefault(shard, []).append(Note(id, "x", at_ms, False, head, line))
     if not notes:
         return

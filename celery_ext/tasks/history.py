@@ -45,6 +45,9 @@ _FACTS = (
     *("args", "kwargs"),
 )
 
+#: Of the name of a tenant so much is kept.
+TENANT_LENGTH = 255
+
 #: The clocks of workers differ by less.
 SKEW_MS = 60_000
 
@@ -235,6 +238,12 @@ class TaskHistory:
             "worker": self.worker,
             "steps": [step.as_dict() for step in self.steps],
         }
+
+
+def tenant_text(tenant: Any) -> str | None:
+    """A tenant as records name it."""
+    text = None if tenant is None else str(tenant)
+    return text if text is None or len(text) <= TENANT_LENGTH else text[: TENANT_LENGTH - 1] + "…"
 
 
 def head_of(task: str, tenant: Any, family: Family = ()) -> str:

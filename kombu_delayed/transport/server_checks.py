@@ -28,6 +28,11 @@ WRITES = (
     *("PERSIST", "PEXPIRE", "RENAME", "RPOP", "RPUSH", "SET", "UNLINK", "XADD", "ZADD", "ZREM"),
     *("ZREMRANGEBYRANK", "ZREMRANGEBYSCORE"),
 )
+#: A user who may use none of these loses nothing by a script that fails half way.
+REMOVES = {
+    *("DEL", "HDEL", "LREM", "RENAME", "RPOP", "UNLINK", "ZREM"),
+    *("ZREMRANGEBYRANK", "ZREMRANGEBYSCORE"),
+}
 READS = (
     *("EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD"),
     *("HSCAN", "HVALS", "LINDEX", "LLEN", "LRANGE", "MGET", "PTTL", "XRANGE", "ZCARD", "ZCOUNT"),
@@ -70,7 +75,7 @@ class Server:
     format: bytes | None = None
     #: Why it runs no scripts, whoever asks; a Sentinel runs none either.
     without_scripts: ServerError | None = None
-    #: Commands of scripts that the user may not use; none where it may only read.
+    #: Commands of scripts that the user may not use; none where it may remove nothing.
     denied: tuple[str, ...] = ()
 
 
@@ -123,7 +128,7 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
 
 def _denied(answer: Any) -> tuple[str, ...]:
     found = {each.decode() for each in answer} if isinstance(answer, list) else set[str]()
-    return () if found.issuperset(WRITES) else tuple(sorted(found))
+    return () if found >= REMOVES else tuple(sorted(found))
 
 
 def _why_without_scripts(*answers: Any) -> ServerError | None:

@@ -62,6 +62,13 @@ def test_what_moves_stays_as_it_was(filled: Delayed, bench: Bench) -> None:
     assert len(bench.ledger.of("r1")) == 1
 
 
+def test_ready_tasks_keep_their_order(filled: Delayed, bench: Bench) -> None:
+    assert filled.redirect_many(Query(queue="celery", state="ready"), "other").changed == 3
+    with bench.worker(queues=["other"], concurrency=1):
+        bench.ledger.wait_for_all(["there", "r0", "r1", "r2"])
+    assert [id for id in dict.fromkeys(bench.ledger.ids()) if id != "there"] == ["r0", "r1", "r2"]
+
+
 def test_its_due_time_stays_whatever_its_headers_say(filled: Delayed, bench: Bench) -> None:
     """They name the time that was asked for when the task was sent."""
     once = {"delayed_unique": "key", "delayed_conflict": "debounce"}
@@ -100,7 +107,7 @@ def test_a_broker_that_fails_on_the_way(
         filled.redirect_many(Query(queue="celery", state=state), "other")
     monkeypatch.undo()
     found = where(filled)
-    first = {"delayed": "d0", "ready": "r2"}[state]
+    first = {"delayed": "d0", "ready": "r0"}[state]
     assert found["other"] == sorted([first, "there"])
     assert found["celery"] == sorted({"r0", "r1", "r2", "d0", "d1", "d2"} - {first})
     assert {info.id: info.due_ms for info in filled.find()} == dues
@@ -207,6 +214,24 @@ def test_one_whose_answer_was_lost_is_in_the_other_queue_only(
     }
 
 
+def test_one_that_is_due_soon_is_sent_once(
+    filled: Delayed, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time that it is sent again it may have run."""
+    bench.send("soon", 30)
+    put, count = Channel._put, [0]
+
+    def loses(self: Any, *args: Any, **options: Any) -> None:
+        put(self, *args, **options)
+        count[0] += 1
+        raise OperationalError("its answer is lost")
+
+    monkeypatch.setattr(Channel, "_put", loses)
+    with pytest.raises(OperationalError, match="task soon stays in queue 'celery', and may be in"):
+        filled.redirect("soon", "other")
+    assert count == [1]
+
+
 def test_a_ready_one_whose_answer_was_lost_is_named(
     filled: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +239,7 @@ def test_a_ready_one_whose_answer_was_lost_is_named(
         raise OperationalError("its answer is lost")
 
     monkeypatch.setattr(Channel, "_put", fails)
-    with pytest.raises(OperationalError, match="task r2 stays in queue 'celery', and may be in"):
+    with pytest.raises(OperationalError, match="task r0 stays in queue 'celery', and may be in"):
         filled.redirect_many(Query(queue="celery", state="ready"), "other")
     monkeypatch.undo()
     assert where(filled)["celery"] == ["d0", "d1", "d2", "r0", "r1", "r2"]
@@ -252,7 +277,7 @@ def test_killed_on_the_way(filled: Delayed, state: str, moment: str) -> None:
     child.start()
     child.join(60)
     assert child.exitcode == 9
-    ids = {"delayed": ["d0", "d1", "d2"], "ready": ["r2", "r1", "r0"]}[state]
+    ids = {"delayed": ["d0", "d1", "d2"], "ready": ["r0", "r1", "r2"]}[state]
     found = where(filled)
     assert found["other"] == sorted([*ids[: 1 if moment == "_put" else 2], "there"])
     assert ids[0] not in found["celery"]

@@ -193,6 +193,7 @@ def test_user_who_may_not_run_scripts(limited: LIMITED) -> None:
         (["+@all"], ()),
         (["+@read", "+@write", "+@scripting", "-@dangerous"], ()),
         (["+@read", "+@scripting"], ()),
+        (["+@read", "+@scripting", "+set"], ()),
         (["+@all", "-rpop"], ("RPOP",)),
         (["+@all", "-hset", "-hmget"], ("HMGET", "HSET")),
         (["+@write", "+@scripting", "+@read", "-hdel", "-unlink"], ("HDEL", "UNLINK")),

@@ -53,7 +53,8 @@ class DuePlan:
         dues = [self.next_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
         if any(due_ms <= self.now_ms for due_ms in dues):
             raise QueryError("tasks that are ready can only be moved to a later time")
-        return sum(map(self.moves.postpone, tasks, map(due_at, dues)))
+        # From the end: what has gone lets those behind it move up.
+        return sum(map(self.moves.postpone, reversed(tasks), map(due_at, reversed(dues))))
 
     def next_ms(self, info: TaskInfo) -> int:
         """The due time of the next task, in ms since the epoch."""

@@ -17,6 +17,7 @@ from kombu.utils.functional import retry_over_time
 from kombu_delayed.errors import AlreadyDelayed
 from kombu_delayed.inspection.backlog import Backlog, Move, waiting_of
 from kombu_delayed.inspection.gate_usage import server_ms
+from kombu_delayed.message.envelope import Kept
 from kombu_delayed.store.calls.caller import chunks
 from kombu_delayed.store.calls.shards import queue_of
 
@@ -55,6 +56,7 @@ class Redirect:
         #: That a task leaves its queue is no event of its own: it is not cancelled.
         self._quiet = copy(queues.store)
         self._quiet.event_limit = 0
+        self._held_until_ms = 0
 
     def has(self, info: TaskInfo) -> bool:
         """Whether a task is in the other queue already."""
@@ -70,10 +72,11 @@ class Redirect:
         return self._send(shard, [(each, each) for each in self._hold(shard, infos)])
 
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
-        """Move ready tasks of one page; returns how many were moved."""
+        """Move ready tasks of one page, in the order in which they run; returns how many."""
         if not tasks or queue_of(tasks[0].shard) == self._to:
             return 0
-        return sum(map(self._move_ready, chunks(tasks, HELD)))
+        # From the end of the page: what has gone lets those behind it move up.
+        return sum(map(self._move_ready, chunks(tasks[::-1], HELD)))
 
     def _move_ready(self, tasks: Sequence[ReadyTask]) -> int:
         held, shard = [], tasks[0].shard
@@ -120,23 +123,26 @@ class Redirect:
         return Backlog(self._quiet, shard)
 
     def _hold_ms(self, shard: str) -> int:
-        """Until when tasks are held, by the clock of their server."""
-        return server_ms(self._queues.store, shard) + HOLD_MS
+        """Until when tasks are held from now on, by the clock of their server."""
+        self._held_until_ms = server_ms(self._queues.store, shard) + HOLD_MS
+        return self._held_until_ms
 
     def _hold(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
         """Keep delayed tasks from workers; returns those that were as they had been read."""
         store, backlog, until_ms = self._queues.store, self._backlog(shard), self._hold_ms(shard)
-        held = []
+        held: list[TaskInfo] = []
         records = store.records(shard, [_name(each) for each in infos])
-        for info, record in zip(infos, records, strict=True):
-            if record is None:
-                continue
-            waiting = waiting_of(store, shard, info.member, record)
-            kept = waiting.kept
-            is_same = (kept.due_ms, kept.message) == (info.due_ms, info.message)
-            hold_ms = max(kept.due_ms, until_ms)
-            if is_same and backlog.revise(waiting, kept.step, kept.message, hold_ms):
-                held.append(info)
+        try:
+            for info, record in zip(infos, records, strict=True):
+                waiting = None if record is None else waiting_of(store, shard, info.member, record)
+                if waiting is not None and _is_same(info, kept := waiting.kept):
+                    hold_ms = max(kept.due_ms, until_ms)
+                    if backlog.revise(waiting, kept.step, kept.message, hold_ms):
+                        held.append(info)
+        except BaseException:
+            with suppress(*BROKER_FAILS):  # what failed says more
+                self._let_go(shard, held)
+            raise
         return held
 
     def _hold_longer(self, shard: str, held: Iterable[TaskInfo]) -> None:
@@ -183,9 +189,9 @@ class Redirect:
     def _put(self, info: TaskInfo) -> bool:
         """False: the other queue has a unique task like this one already."""
         try:
-            if info.state in ("ready", "dead"):
+            if info.state in ("ready", "dead") or (info.due_ms or 0) < self._held_until_ms:
                 self._put_once(info)
-            else:  # what is delayed is there once, however often it is sent
+            else:  # while it is delayed it is there once, however often it is sent
                 put = partial(self._put_once, info)
                 retry_over_time(put, BROKER_FAILS, timeout=TRY_SECONDS, **INTERVALS)
         except AlreadyDelayed:
@@ -218,6 +224,10 @@ class Redirect:
         properties = payload.setdefault("properties", {})
         properties["delivery_info"] = {**(properties.get("delivery_info") or {}), **place}
         return payload
+
+
+def _is_same(info: TaskInfo, kept: Kept) -> bool:
+    return (kept.due_ms, kept.message) == (info.due_ms, info.message)
 
 
 def _name(info: TaskInfo) -> bytes:

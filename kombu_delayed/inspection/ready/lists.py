@@ -6,6 +6,7 @@ reading, and by comparing whole texts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress, islice
@@ -171,12 +172,13 @@ class ReadyLists:
 
     def _places(self, message: Ready) -> Iterator[int]:
         """Where it may be now, as long as the caller asks: senders may have moved it on."""
-        start, text = max(message.at - SEEN, 0), message.kept
-        has_more = True
-        while has_more:
-            looked_at, has_more, page = self.page(message.step, start, [text])
-            yield from (each.at for each in page if each.kept == message.kept)
-            start += looked_at
+        at = message.at
+        for start, stop in ((at, at + SEEN), (max(at - SEEN, 0), at), (at + SEEN, math.inf)):
+            has_more = True
+            while has_more and start < stop:
+                looked_at, has_more, page = self.page(message.step, start, [message.kept])
+                yield from (each.at for each in page if each.kept == message.kept)
+                start += looked_at
 
     def expand(self, messages: Sequence[Ready]) -> int:
         """Write messages of a page as they were before they were compressed; returns how many."""

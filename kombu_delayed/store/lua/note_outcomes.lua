@@ -38,9 +38,10 @@ end
 local function is_of_another(text, head)
   local first = text:match('^[^\n]*\n')
   if first == head then return false end
-  local is_readable, known = pcall(cjson.decode, first or '')
-  local given = cjson.decode(head)
-  return is_readable and type(known) == 'table' and given[2] ~= '' and known[2] ~= '' and known[3] ~= given[3]
+  local knows, known = pcall(cjson.decode, first or '')
+  local is_readable, given = pcall(cjson.decode, head)
+  if not (knows and is_readable) or type(known) ~= 'table' then return false end
+  return given[2] ~= '' and known[2] ~= '' and known[3] ~= given[3]
 end
 
 -- All that are known are read at once, and at the end all texts are written at once, by hash.

@@ -113,7 +113,8 @@ class ConnectingChannel(stock.Channel):
 
     def _server(self) -> tuple[Any, ...]:
         parameters = self.pool.connection_kwargs
-        return tuple(parameters.get(name) for name in ("host", "port", "path", "db"))
+        names = ("host", "port", "path", "db", "username", "credential_provider")
+        return tuple(parameters.get(name) for name in names)
 
     def _partition_size(self, client: redis.Redis) -> int:
         key = format_version(self.global_keyprefix)
