@@ -13,8 +13,8 @@ from kombu_delayed.transport.channel.channel import Channel
 
 from .unique_outcomes import hearing
 
-#: The producer of the call that is going on in this context.
-_current: ContextVar[Any] = ContextVar("producer", default=None)
+#: The app whose call is going on in this context, and its producer.
+_current: ContextVar[tuple[Celery, Any] | None] = ContextVar("producer", default=None)
 
 
 class Captured(NamedTuple):
@@ -39,7 +39,7 @@ class Capture:
         self._channel = channel
         self._messages: list[Captured] = []
         self._at_once: Callable[[list[Captured]], None] | None = None
-        self._producer = app.amqp.Producer(self)
+        self._current = app, app.amqp.Producer(self)
         _use_current(app)
 
     def __getattr__(self, name: str) -> Any:
@@ -71,7 +71,7 @@ class Capture:
         Raises what the call raises, and then keeps nothing.
         """
         self._messages, self._at_once = [], at_once
-        token = _current.set(self._producer)
+        token = _current.set(self._current)
         try:
             send(*args, **options)
             return self._messages
@@ -92,7 +92,8 @@ def _use_current(app: Celery) -> None:
     if not hasattr(acquire, "uses_current"):
 
         def producer_or_acquire(producer: Any = None) -> Any:
-            return acquire(producer or _current.get())
+            sender, current = _current.get() or (None, None)
+            return acquire(producer or (current if sender is app else None))
 
         producer_or_acquire.uses_current = True  # type: ignore[attr-defined]
         app.producer_or_acquire = producer_or_acquire

@@ -138,8 +138,10 @@ class Recorder:
         headers = request._request_dict
         retries = _number(headers, "retries")
         retries += _number(headers, "replaced_task_nesting") * NESTING
-        tenant = tenant_text(headers.get("tenant"))
-        run = Run(shard, request.id, request.name, tenant, retries, _family(headers))
+        tenant, id = tenant_text(headers.get("tenant")), request.id
+        if not id.isascii():  # what is no UTF-8 would keep all others from being written
+            id = id.encode(errors="backslashreplace").decode()
+        run = Run(shard, id, request.name, tenant, retries, _family(headers))
         told = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(told, "due_ms", None)) is not None:
             run.due_ms = max(due_ms, getattr(told, "resumed_ms", 0))

@@ -22,10 +22,13 @@ _heard: ContextVar[list[Sent] | None] = ContextVar("heard", default=None)
 
 
 @contextmanager
-def hearing() -> Iterator[list[Sent]]:
-    """Those that are sent meanwhile, in this thread or greenlet; who hears around it does too."""
+def hearing(alone: bool = False) -> Iterator[list[Sent]]:
+    """Those that are sent meanwhile, in this thread or greenlet.
+
+    Who hears around it does too, unless it hears `alone`: what another app sends.
+    """
     own: list[Sent] = []
-    outer, token = _heard.get(), _heard.set(own)
+    outer, token = None if alone else _heard.get(), _heard.set(own)
     try:
         yield own
     finally:

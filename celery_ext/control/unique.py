@@ -53,7 +53,10 @@ class UniqueTask(Task):
 
     def unique_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """The key of a call. Of two calls with the same key, only one can be delayed."""
-        text = dumps([list(args), dict(kwargs)], sort_keys=True)
+        try:
+            text = dumps([list(args), dict(kwargs)], sort_keys=True)
+        except TypeError:  # no order of keys of several types
+            text = dumps(_with_text_keys([list(args), dict(kwargs)]), sort_keys=True)
         return f"{self.name}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
@@ -62,6 +65,12 @@ class UniqueTask(Task):
         headers = unique_headers(key, self.unique_conflict, self.unique_until)
         options["headers"] = {**headers, **(options.get("headers") or {})}
         return super().apply_async(args, kwargs, *more, **options)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _with_text_keys(each) for name, each in value.items()}
+    return [*map(_with_text_keys, value)] if isinstance(value, (list, tuple)) else value
 
 
 def watch_sending(delayed: Queues) -> None:
@@ -78,9 +87,10 @@ def watch_sending(delayed: Queues) -> None:
             with acquire(producer) as found:
                 yield found
             return
+        is_inner = _sender.get() is not None  # another app sends, as in a handler of a signal
         token, displaced = _sender.set(delayed), []
         try:
-            with hearing() as displaced, acquire(producer) as found:
+            with hearing(alone=is_inner) as displaced, acquire(producer) as found:
                 yield found
         finally:
             # Not before the producer is free again: a result backend may want one.

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 from celery import Celery, states
+from celery.exceptions import Reject, Retry
 
 from celery_ext import BulkError, BulkReport, Delayed
 from celery_ext.control.unique import AlreadyDelayed, UniqueTask, unique_headers
 from celery_ext.policies import Backoff, DropOlder
+from celery_ext.worker.requests.unique_hold import UniqueHold
+from kombu_delayed.consumer.outbox import Held
 from kombu_delayed.errors import OptionError
 from tests.kit.extended import Bench
 from tests.kit.servers import Server
@@ -57,6 +60,17 @@ def test_base_class(app: Celery, delayed: Delayed) -> None:
     assert len(ids(delayed)) == 4
     assert delayed.cancel(first.id)
     report.apply_async((1,), countdown=60)
+
+
+def test_arguments_with_keys_of_several_types(app: Celery, delayed: Delayed) -> None:
+    @app.task(base=UniqueTask)
+    def report(mixed: Any) -> None: ...
+
+    report.apply_async(({1: 2, "a": [{3: 4, "b": 5}]},), countdown=60)
+    with pytest.raises(AlreadyDelayed):
+        report.apply_async(({"a": [{"b": 5, 3: 4}], 1: 2},), countdown=60)
+    report.apply_async(({1: 2, "a": [{3: 5, "b": 5}]},), countdown=60)
+    assert len(ids(delayed)) == 2
 
 
 def test_the_error_survives_a_worker_s_pool() -> None:
@@ -156,6 +170,28 @@ def test_each_end_frees_the_key(
     with bench.worker(pool="prefork"):
         wait_until(lambda: is_free(bench), "its key is free", 60)
         wait_until(lambda: bench.result("a").state == state, f"it is {state}")
+
+
+@pytest.mark.parametrize(
+    ("error", "acks_late", "goes_on"),
+    [
+        (None, True, False),
+        (ValueError(), True, False),
+        (Retry(), False, True),
+        (Reject("x", requeue=True), True, True),
+        (Reject("x", requeue=True), False, False),  # its message was acknowledged at its start
+        (Reject("x"), True, False),
+    ],
+)
+def test_which_ends_free_the_key(
+    error: Exception | None, acks_late: bool, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Held] = []
+    monkeypatch.setattr(UniqueHold, "_tell", lambda self, held: told.append(held))
+    hold = UniqueHold.__new__(UniqueHold)
+    hold._of = lambda ms: Held("q", "k", "a", ms)
+    hold.ended(error, acks_late)
+    assert told == ([] if goes_on else [Held("q", "k", "a", 0)])
 
 
 @pytest.mark.parametrize(

@@ -199,3 +199,10 @@ def test_it_is_recorded_again_when_all_queues_are(
     assert [record.message for record in caplog.records][1:] == [
         "Outcomes of tasks are recorded again"
     ]
+
+
+def test_an_id_that_is_no_text_keeps_no_other_from_being_written(told: Recorder) -> None:
+    for id in ("a\ud800", "ä"):
+        told.received(SimpleNamespace(id=id, name="mail", _request_dict={}), "q")
+    told.step()
+    assert [id.encode().decode() for id, _ in told._unsent["q"].notes] == ["a\\ud800", "ä"]

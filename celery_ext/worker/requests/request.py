@@ -235,7 +235,7 @@ class Request(CeleryRequest):
             if not (self._already_cancelled or isinstance(error, Terminated)):
                 self._has_failed(error, exc_info.traceback)
                 if self.hold is not None and not self._returns(error):
-                    self.hold.ended(error)
+                    self.hold.ended(error, self.task.acks_late)
             self.end()
 
     def _goes_on_after(self, error: TimeLimitExceeded) -> bool:

@@ -46,9 +46,10 @@ class UniqueHold:
         limit_ms = int(limit_seconds * 1000) + MARGIN_MS if limit_seconds else LONGEST_MS
         self._tell(self._of(limit_ms))
 
-    def ended(self, error: BaseException | None = None) -> None:
+    def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
         """With this error, or well; a retry goes on. Twice is safe."""
-        if isinstance(error, Retry) or (isinstance(error, Reject) and error.requeue):
+        returns = isinstance(error, Reject) and error.requeue and acks_late
+        if returns or isinstance(error, Retry):
             return
         self._tell(self._of(0))
 
