@@ -5,8 +5,11 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.dataset
 import pytest
@@ -244,3 +247,18 @@ def test_days_that_are_kept(
     assert numbers(path) == list(range(2_001, 3_001))
     with pytest.raises(ArchiveError, match="or only a compact copy"):
         compact_archive(spark, str(tmp_path))
+
+
+def test_what_is_being_written_is_not_forgotten() -> None:
+    """The archive has begun another batch while its copy was made compact."""
+    there = {
+        "batch=*": ["batch=00000000-00000001", "batch=00000002", "batch=00000003"],
+        "batch=00000000-00000001/date=*": ["date=2020-01-01"],
+        "batch=00000000-00000001/date=2020-01-01/queue=*": ["queue=a", "queue=b"],
+    }
+    files: Any = SimpleNamespace(names=lambda pattern: there.get(pattern, []), delete=Mock())
+    assert compaction._forget(files, "batch=00000002", date(2021, 1, 1)) == 2
+    assert [each.args[0] for each in files.delete.call_args_list] == [
+        "batch=00000000-00000001/date=2020-01-01",
+        "batch=00000000-00000001",
+    ]

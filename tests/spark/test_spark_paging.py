@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import redis
 
 from celery_ext.spark.source import paging
-from celery_ext.spark.source.paging import Pager, Place, Span, plan
+from celery_ext.spark.source.paging import Page, Pager, Place, Span, plan
 from kombu_delayed.inspection.backlog import NEVER_MS, Backlog, Move
 from kombu_delayed.inspection.gate_usage import waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
@@ -60,6 +62,51 @@ def test_what_waits_at_a_gate_is_met_once(size: int, small: Store) -> None:
     for spans in ([Span("q")], plan(small, Span("q"), 10), [Span("q", 0, 2003), Span("q", 2003)]):
         found = [place for span in spans for place in met(small, span, size)]
         assert sorted(found) == places(dues)
+
+
+@pytest.mark.parametrize("size", [3, 100])
+@pytest.mark.parametrize("moment", range(4))
+def test_what_comes_to_a_gate_meanwhile_is_met_once(
+    size: int, moment: int, small: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left its partition before that was read, or after it."""
+    gate = Gate("v", (LimitNumbers("all", 1),))
+    dues = {f"{n}": 2000 + n % 7 for n in range(60)}
+    for id, due in dues.items():
+        text = put_ticket(message(id), Ticket(uses=(Use("all"),)).text("v", id))
+        small.schedule("q", [Entry(id, 0, text, str(due))])
+    pages, found = Pager._pages, list[Place]()
+
+    def come(now: str) -> None:
+        small.now = now
+        small.deliver("q", "A", 0, 1, lease_ms=1000, gate=gate, promotions=1000)
+
+    def come_first(self: Pager) -> Iterator[Page]:
+        come("2003" if moment < 3 else "2009")
+        yield from pages(self)
+
+    monkeypatch.setattr(paging, "server_ms", lambda store, queue: 2010)  # when it has ended
+    monkeypatch.setattr(Pager, "_pages", come_first)
+    for n, page in enumerate(Pager(small, Span("q"), size, reads_messages=True)):
+        found += page.places
+        if n == moment:
+            come("2009")
+    assert waiting_count(small, "q")
+    assert sorted(found) == places(dues)
+
+
+def test_what_waits_behind_some_that_leave(client: redis.Redis, small: Store) -> None:
+    client.zadd("{q}:delayed:waiting", {f"{n}": 1000 + n for n in range(40)})
+    pager, ask = Pager(small, Span("q", 1020, 2000), 5, reads_messages=False), small.run.insist
+
+    def ask_slowly(*command: Any) -> Any:
+        answer = ask(*command)
+        if command[0] == "ZCOUNT":
+            client.zremrangebyrank("{q}:delayed:waiting", 0, 9)
+        return answer
+
+    pager._ask = ask_slowly
+    assert len([place for page in pager for place in page.places]) == 20
 
 
 def body_of(record: bytes) -> str:

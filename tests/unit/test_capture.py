@@ -31,16 +31,16 @@ def test_a_channel_that_another_thread_closes(
 
 def test_what_another_app_sends_meanwhile_is_its_own() -> None:
     """As a handler of a signal does, or a router."""
-    with Celery(broker="memory://") as one, Celery(broker="memory://") as other:
-        with one.connection() as connection, other.connection() as elsewhere:
-            capture = Capture(one, connection.channel())
-            Capture(other, elsewhere.channel())
-            seen = []
+    one, other = Celery(broker="memory://"), Celery(broker="memory://")
+    seen = []
 
-            def send() -> None:
-                for app in (one, other):
-                    with app.producer_or_acquire() as producer:
-                        seen.append(producer.channel is capture)
+    def send() -> None:
+        for app in (one, other):
+            with app.producer_or_acquire() as producer:
+                seen.append(producer.channel is capture)
 
-            capture.of(send)
+    with one, other, one.connection() as connection, other.connection() as elsewhere:
+        capture = Capture(one, connection.channel())
+        Capture(other, elsewhere.channel())
+        capture.of(send)
     assert seen == [True, False]

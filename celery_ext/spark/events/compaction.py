@@ -101,10 +101,13 @@ def _merge(spark: SparkSession, path: str, numbers: list[int]) -> str:
 
 
 def _forget(files: _Files, newest: str, before: date) -> int:
-    """Delete the days of all batches but the newest, and directories that are empty then."""
+    """Delete the days of all batches before the newest, and directories that are empty then.
+
+    What comes behind it is being written.
+    """
     count = 0
     for name in files.names("batch=*"):
-        if name == newest:
+        if name >= newest:
             continue
         days = files.names(f"{name}/date=*")
         past = [day for day in days if day.removeprefix("date=") < before.isoformat()]

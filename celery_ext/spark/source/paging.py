@@ -6,14 +6,17 @@ that the partition index is still the one that the page was asked for by.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, pairwise
+from time import monotonic
 from typing import Any, NamedTuple
 
 from kombu_delayed.connection.commands import scored
 from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.message.envelope import Kept, open_kept
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.store import Store
@@ -125,11 +128,21 @@ class Pager:
         self._ask = store.run.insist
         self._at_once = Transactions(store)
         self._last = Place(span.from_ms, b"")
+        #: What was met and may be met again at the gate.
+        self._met: set[bytes] = set()
+        #: Where pages ended, and when each was read, by the server's clock.
+        self._ends: list[int] = []
+        self._read_at: list[float] = []
+        self._behind_ms = 0.0
 
     def __iter__(self) -> Iterator[Page]:
+        self._behind_ms = server_ms(self._store, self._span.queue) - monotonic() * 1000
         try:
-            # Who comes to the gate meanwhile is not met twice.
-            for found in chain(self._waiting(), self._pages()):
+            # What comes to the gate before its partition is read was due from this time on.
+            since_ms = self._earliest()
+            at_gate = self._noted(self._waiting(self._span.from_ms))
+            in_order = self._noted(self._pages(), True)
+            for found in chain(at_gate, in_order, self._come(since_ms)):
                 if not found.places:
                     continue
                 page = self._read(found) if self._reads_messages else found
@@ -139,14 +152,43 @@ class Pager:
         finally:
             self._at_once.close()
 
-    def _waiting(self) -> Iterator[Page]:
+    def _now_ms(self) -> float:
+        return self._behind_ms + monotonic() * 1000
+
+    def _earliest(self) -> int | None:
+        """No message in a partition is due before; None: there is no partition."""
+        found = _scored(self._ask("ZRANGE", self._keys.partitions, 0, 0, "WITHSCORES"))
+        return found[0][1] if found else None
+
+    def _noted(self, pages: Iterator[Page], in_order: bool = False) -> Iterator[Page]:
+        for page in pages:
+            now_ms = self._now_ms()
+            self._met.update(place.member for place in page.places if place.due_ms <= now_ms)
+            if in_order and page.places:
+                self._ends.append(page.places[-1].due_ms)
+                self._read_at.append(now_ms)
+            yield page
+
+    def _come(self, since_ms: int | None) -> Iterator[Page]:
+        """What has come to the gate, from a partition that was not read until then."""
+        if since_ms is None or since_ms > self._now_ms():
+            return
+        for page in self._waiting(max(self._span.from_ms, since_ms)):
+            yield page.only([self._was_passed_over(place) for place in page.places])
+
+    def _was_passed_over(self, place: Place) -> bool:
+        n = bisect_left(self._ends, place.due_ms)
+        was_due = n == len(self._ends) or place.due_ms <= self._read_at[n]
+        return was_due and place.member not in self._met
+
+    def _waiting(self, from_ms: int) -> Iterator[Page]:
         """What waits at the gate. Each page begins with the last one's end, as in `_long`."""
-        key, size, part = self._keys.waiting, self._size, Part(b"waiting", self._span.from_ms)
-        start, last = self._ask("ZCOUNT", key, "-inf", f"({self._span.from_ms}"), self._last
-        is_more = True
+        key, size, part = self._keys.waiting, self._size, Part(b"waiting", from_ms)
+        start = max(0, self._ask("ZCOUNT", key, "-inf", f"({from_ms}") - 1)
+        last, is_more = Place(from_ms, b""), True
         while is_more:
             places = _places(self._ask("ZRANGE", key, start, start + size, "WITHSCORES"))
-            if start and last.member and (not places or places[0] > last):
+            if start and (not places or places[0] > last):
                 start = max(0, start - size)
                 continue
             page = Page(self._span.queue)
