@@ -21,7 +21,6 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from kombu_delayed.connection.forks import in_children
 from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.calls.shards import queue_of
 
@@ -59,17 +58,28 @@ def measure(registry: CollectorRegistry = REGISTRY, *, by_task: bool = False) ->
         return found
 
 
-def _forget_parents() -> None:
-    """A lock of prometheus_client that another thread of the parent held stays locked here."""
-    if MULTIPROCESS not in os.environ:
-        instrumentation.current = None
-
-
-in_children(_forget_parents)
+#: Held by who counts: nobody forks in the middle, where a lock of prometheus_client would stay
+#: locked in the child.
+_whole = threading.RLock()
 
 #: Threads that are counting, and what signal handlers wanted counted in the middle of that.
 _counting: set[int] = set()
 _put_off: deque[Callable[[], None]] = deque()
+
+
+def _forget_parents() -> None:
+    """Threads of the parent are not here, where others may have their numbers."""
+    _whole.release()
+    _counting.clear()
+    _put_off.clear()
+    if MULTIPROCESS not in os.environ:
+        instrumentation.current = None
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(
+        before=_whole.acquire, after_in_parent=_whole.release, after_in_child=_forget_parents
+    )
 
 
 def _safely(tell: Callable[..., None]) -> Callable[..., None]:
@@ -86,10 +96,11 @@ def _safely(tell: Callable[..., None]) -> Callable[..., None]:
             return
         _counting.add(thread)
         try:
-            tell(*given)
-            while _put_off:
-                with suppress(IndexError):  # another thread has taken it
-                    _put_off.popleft()()
+            with _whole:
+                tell(*given)
+                while _put_off:
+                    with suppress(IndexError):  # another thread has taken it
+                        _put_off.popleft()()
         except Exception as error:
             logger.warning("A metric was not counted: %s", error)
         finally:

@@ -287,6 +287,44 @@ def test_a_child_leaves_all_to_its_parent(measured: CollectorRegistry) -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
+def test_a_child_counts_whatever_threads_of_its_parent_did(
+    measured: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was counting is not there, and its number may be another one's."""
+    counts = instrumentation.current
+    assert counts is not None
+    monkeypatch.setattr(measuring, "_counting", {*measuring._counting, threading.get_ident()})
+    counts.scheduled("mail", 1)
+    assert len(measuring._put_off) == 1
+    child = os.fork()
+    if not child:
+        measure(measured).scheduled("mail", 1)
+        found = measured.get_sample_value(f"{PREFIX}scheduled_total", {"queue": "mail"})
+        os._exit(int(found != 1 or bool(measuring._put_off)))
+    assert os.waitpid(child, 0)[1] == 0
+    measuring._put_off.clear()
+
+
+def test_no_child_begins_in_the_middle_of_a_count(measured: CollectorRegistry) -> None:
+    """A lock of prometheus_client would stay locked in it."""
+    counts = instrumentation.current
+    assert counts is not None
+    begun, may_end = threading.Event(), threading.Event()
+
+    def count(meter: object) -> None:
+        begun.set()
+        assert may_end.wait(30)
+
+    thread = threading.Thread(target=measuring._safely(count), args=(counts,))
+    thread.start()
+    assert begun.wait(30)
+    assert not measuring._whole.acquire(blocking=False)  # as a fork would
+    may_end.set()
+    thread.join()
+    assert measuring._whole.acquire(blocking=False)
+    measuring._whole.release()
+
+
 def test_broker_that_is_down(tmp_path: Path) -> None:
     with start_server("valkey", tmp_path / "server", port=0) as server, make_app(server.url) as app:
         delayed = Delayed(app)
