@@ -29,4 +29,6 @@ def note(
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
     made = Note(id, rows[-1][0], rows[-1][1], False, head, lines)
     outcomes = Outcomes(delayed.store)
-    delayed.store.all_of(outcomes.note_calls(queue, [made], Kept(1000, 60_000), WORKER, alive_ms))
+    delayed.store.all_of(
+        outcomes.note_calls(queue, [made], Kept(1000, 86_400_000), WORKER, alive_ms)
+    )

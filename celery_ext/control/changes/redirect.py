@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -188,12 +188,22 @@ class Redirect:
 
     def _put(self, info: TaskInfo) -> bool:
         """False: the other queue has a unique task like this one already."""
+        payload = self._payload(info)
+        due = ""  # now, whatever its ETA says: as `due_ms` in the message tells a worker
+        if info.state not in ("ready", "dead"):
+            payload.pop("due_ms", None)
+            due = str(info.due_ms or 0)
+
+        def put() -> None:
+            channel = self._queues.connection.default_channel
+            channel._put(self._to, deepcopy(payload), _due=due, _moves=True)
+
         try:
-            if info.state in ("ready", "dead") or (info.due_ms or 0) < self._held_until_ms:
-                self._put_once(info)
-            else:  # while it is delayed it is there once, however often it is sent
-                put = partial(self._put_once, info)
+            if due and int(due) >= self._held_until_ms:
+                # While it is delayed it is there once, however often it is sent.
                 retry_over_time(put, BROKER_FAILS, timeout=TRY_SECONDS, **INTERVALS)
+            else:
+                put()
         except AlreadyDelayed:
             return False
         except BROKER_FAILS as error:
@@ -202,14 +212,6 @@ class Redirect:
                 f"well, because the broker failed when it was sent there: {error}"
             ) from error
         return True
-
-    def _put_once(self, info: TaskInfo) -> None:
-        payload = self._payload(info)
-        due = ""  # now, whatever its ETA says: as `due_ms` in the message tells a worker
-        if info.state not in ("ready", "dead"):
-            payload.pop("due_ms", None)
-            due = str(info.due_ms or 0)
-        self._queues.connection.default_channel._put(self._to, payload, _due=due, _moves=True)
 
     def _payload(self, info: TaskInfo) -> dict[str, Any]:
         payload = payload_of(info)
