@@ -182,7 +182,7 @@ end
 local function give(members, take, had)
   local first = had.count
   while had.count - first < #members and had.bytes < 2 ^ 20 do
-    local more = math.min(4 * had.count, 25, (2 ^ 20 - had.bytes) * had.count / math.max(had.bytes, 1))
+    local more = math.min(4 * had.count, 50, (2 ^ 20 - had.bytes) * had.count / math.max(had.bytes, 1))
     local from = had.count - first
     local some = {unpack(members, from + 1, math.min(from + math.max(math.floor(more), 1), #members))}
     had.bytes, had.count = had.bytes + take(some), had.count + #some
