@@ -53,8 +53,7 @@ class DuePlan:
         dues = [self.next_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
         if any(due_ms <= self.now_ms for due_ms in dues):
             raise QueryError("tasks that are ready can only be moved to a later time")
-        # From the end: what has gone lets those behind it move up.
-        return sum(map(self.moves.postpone, reversed(tasks), map(due_at, reversed(dues))))
+        return self.moves.postpone_all(tasks, map(due_at, dues))
 
     def next_ms(self, info: TaskInfo) -> int:
         """The due time of the next task, in ms since the epoch."""

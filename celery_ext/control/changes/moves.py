@@ -97,6 +97,11 @@ class Moves:
         self._was_rescheduled(task.info.id, due)
         return True
 
+    def postpone_all(self, tasks: Sequence[ReadyTask], dues: Iterable[Due]) -> int:
+        """As `postpone`, for the ready tasks of one page; returns how many were still ready."""
+        # From the end: what has gone lets those behind it move up.
+        return sum(map(self.postpone, reversed(tasks), reversed([*dues])))
+
     def _record(self, cancelled: Iterable[Gone]) -> None:
         """Let `get` know what became of them, where the app records outcomes."""
         if getattr(self._queues.app, "delayed", None) is not None:

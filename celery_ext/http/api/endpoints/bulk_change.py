@@ -113,7 +113,7 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
     return _change(
         call,
         lambda shard, infos: moves.reschedule(shard, infos, [due] * len(infos)),
-        lambda tasks: sum(moves.postpone(task, due) for task in reversed(tasks)),
+        lambda tasks: moves.postpone_all(tasks, [due] * len(tasks)),
         due_ms,
     ).answer("bulk-reschedule")
 

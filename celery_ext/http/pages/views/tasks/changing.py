@@ -213,7 +213,7 @@ def _changes(
         return to.delayed, to.ready
     return (
         lambda shard, infos: moves.reschedule(shard, infos, map(due_of, infos)),
-        lambda tasks: sum(moves.postpone(each, due_of(each.info)) for each in reversed(tasks)),
+        lambda tasks: moves.postpone_all(tasks, [due_of(each.info) for each in tasks]),
     )
 
 
