@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, pairwise
-from time import monotonic
 from typing import Any, NamedTuple
 
 from kombu_delayed.connection.commands import scored
+from kombu_delayed.consumer.claiming.sources import ServerClock
 from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.inspection.gate_usage import server_ms
@@ -133,10 +133,10 @@ class Pager:
         #: Where pages ended, and when each was read, by the server's clock.
         self._ends: list[int] = []
         self._read_at: list[float] = []
-        self._behind_ms = 0.0
+        self._clock = ServerClock()
 
     def __iter__(self) -> Iterator[Page]:
-        self._behind_ms = server_ms(self._store, self._span.queue) - monotonic() * 1000
+        self._clock.compare(server_ms(self._store, self._span.queue))
         try:
             # What comes to the gate before its partition is read was due from this time on.
             since_ms = self._earliest()
@@ -152,9 +152,6 @@ class Pager:
         finally:
             self._at_once.close()
 
-    def _now_ms(self) -> float:
-        return self._behind_ms + monotonic() * 1000
-
     def _earliest(self) -> int | None:
         """No message in a partition is due before; None: there is no partition."""
         found = _scored(self._ask("ZRANGE", self._keys.partitions, 0, 0, "WITHSCORES"))
@@ -162,7 +159,7 @@ class Pager:
 
     def _noted(self, pages: Iterator[Page], in_order: bool = False) -> Iterator[Page]:
         for page in pages:
-            now_ms = self._now_ms()
+            now_ms = self._clock.now_ms()
             self._met.update(place.member for place in page.places if place.due_ms <= now_ms)
             if in_order and page.places:
                 self._ends.append(page.places[-1].due_ms)
@@ -171,7 +168,7 @@ class Pager:
 
     def _come(self, since_ms: int | None) -> Iterator[Page]:
         """What has come to the gate, from a partition that was not read until then."""
-        if since_ms is None or since_ms > self._now_ms():
+        if since_ms is None or since_ms > self._clock.now_ms():
             return
         for page in self._waiting(max(self._span.from_ms, since_ms)):
             yield page.only([self._was_passed_over(place) for place in page.places])
