@@ -21,6 +21,7 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from kombu_delayed.connection.forks import in_children
 from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.calls.shards import queue_of
 
@@ -69,17 +70,13 @@ _put_off: deque[Callable[[], None]] = deque()
 
 def _forget_parents() -> None:
     """Threads of the parent are not here, where others may have their numbers."""
-    _whole.release()
     _counting.clear()
     _put_off.clear()
     if MULTIPROCESS not in os.environ:
         instrumentation.current = None
 
 
-if hasattr(os, "register_at_fork"):  # Windows does not fork
-    os.register_at_fork(
-        before=_whole.acquire, after_in_parent=_whole.release, after_in_child=_forget_parents
-    )
+in_children(_forget_parents, _whole)
 
 
 def _safely(tell: Callable[..., None]) -> Callable[..., None]:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import cached_property
 from threading import RLock
+from typing import Any
 
 #: Whose classes are evaluated in threads.
 PACKAGES = frozenset({"celery", "celery_ext", "kombu", "kombu_delayed", "redis"})
@@ -31,10 +32,18 @@ def _free(owner: type) -> None:
             each.lock = RLock()
 
 
-def in_children(function: Callable[[], object]) -> None:
-    """Call it in each child that this process forks from now on."""
-    if hasattr(os, "register_at_fork"):  # Windows does not fork
-        os.register_at_fork(after_in_child=function)
+def in_children(function: Callable[[], object], lock: Any = None) -> None:
+    """Call it in each child that this process forks from now on.
+
+    Nobody forks while another thread has the `lock`, if there is one.
+    """
+    if not hasattr(os, "register_at_fork"):  # Windows does not fork
+        return
+    if lock is not None:
+        os.register_at_fork(
+            before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+        )
+    os.register_at_fork(after_in_child=function)
 
 
 def watch() -> None:
