@@ -22,26 +22,24 @@ logger = get_logger(__name__)
 
 OLDEST = (6, 2)
 
-#: What scripts call with a key: a user who may write some of these needs all.
-WRITES = (
-    *("DEL", "EXPIRE", "HDEL", "HINCRBY", "HSET", "HSETNX", "INCR", "LPUSH", "LREM", "LSET"),
-    *("PERSIST", "PEXPIRE", "RENAME", "RPOP", "RPUSH", "SET", "UNLINK", "XADD", "ZADD", "ZREM"),
-    *("ZREMRANGEBYRANK", "ZREMRANGEBYSCORE"),
-)
-#: A user who may use none of these loses nothing by a script that fails half way.
-REMOVES = {
+#: What scripts call with a key to remove something. A user who may use none of these loses nothing
+#: by a script that fails half way.
+REMOVES = (
     *("DEL", "HDEL", "LREM", "RENAME", "RPOP", "UNLINK", "ZREM"),
     *("ZREMRANGEBYRANK", "ZREMRANGEBYSCORE"),
-}
-READS = (
-    *("EXISTS", "GET", "HEXISTS", "HGET", "HGETALL", "HKEYS", "HLEN", "HMGET", "HRANDFIELD"),
-    *("HSCAN", "HVALS", "LINDEX", "LLEN", "LRANGE", "MGET", "PTTL", "XRANGE", "ZCARD", "ZCOUNT"),
-    *("ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE", "ZREVRANGEBYSCORE", "ZSCAN"),
-    "ZSCORE",
+)
+
+#: What else they call with a key.
+OTHERS = (
+    *("EXISTS", "EXPIRE", "GET", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HLEN", "HMGET"),
+    *("HRANDFIELD", "HSCAN", "HSET", "HSETNX", "HVALS", "INCR", "LINDEX", "LLEN", "LPUSH"),
+    *("LRANGE", "LSET", "MGET", "PERSIST", "PEXPIRE", "PTTL", "RPUSH", "SET", "XADD", "XRANGE"),
+    *("ZADD", "ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZRANK", "ZREVRANGE"),
+    *("ZREVRANGEBYSCORE", "ZSCAN", "ZSCORE"),
 )
 
 #: Returns which commands the user may not use with a key. Redis before version 7 cannot say so.
-_DENIED = """
+_ASK_RIGHTS = """
 local denied = {}
 for i = 2, redis.acl_check_cmd and #ARGV or 0 do
   local command, key = ARGV[i], ARGV[1]
@@ -110,8 +108,8 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
         pipeline.execute_command("INFO", "memory")
         pipeline.execute_command("INFO", "replication")
         pipeline.execute_command("INFO", "persistence")
-        commands = (*WRITES, *READS) if format_key else ()
-        pipeline.execute_command("EVAL", _DENIED, 0, format_key, *commands)
+        commands = (*REMOVES, *OTHERS) if format_key else ()
+        pipeline.execute_command("EVAL", _ASK_RIGHTS, 0, format_key, *commands)
         pipeline.config_get("*-max-*")
         pipeline.config_get("save")
         pipeline.execute_command("TIME")
@@ -128,7 +126,7 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
 
 def _denied(answer: Any) -> tuple[str, ...]:
     found = {each.decode() for each in answer} if isinstance(answer, list) else set[str]()
-    return () if found >= REMOVES else tuple(sorted(found))
+    return () if found.issuperset(REMOVES) else tuple(sorted(found))
 
 
 def _why_without_scripts(*answers: Any) -> ServerError | None:
