@@ -111,12 +111,6 @@ class Recorder:
         #: What the worker is called in Redis. A worker started again under its name is another.
         name = json.dumps(hostname)[1:-1].replace('"', "")
         self.worker = f"{name}:{os.getpid()}:{secrets.token_hex(2)}"
-        #: Of a task of which nothing is written yet, and which has succeeded.
-        self._short_lines = (
-            '["r",%d,%d,"WORKER"]\n["s",%d,%d,"WORKER",%d,%d]\n["+",%d,%d,%d]\n'.replace(
-                "WORKER", self.worker.replace("%", "%%")
-            )
-        )
         self.dropped = 0
         self._broker = Broker(app)
         self._runs: deque[Run] = deque()
@@ -304,7 +298,7 @@ class Recorder:
 
     def _short(self, run: Run) -> Note:
         """As `_noted`, for most tasks: all has happened since the last time, and well."""
-        run.written, retries = 3, run.retries
+        run.written, retries, worker = 3, run.retries, self.worker
         ended_ms, key = int(run.ended_at * 1000), (run.task, run.tenant)
         head = head_of(*key, run.family) if run.family else self._heads.get(key)
         if head is None:
@@ -317,18 +311,10 @@ class Recorder:
             ended_ms,
             run.rest >= self.options.slow_seconds,
             head,
-            self._short_lines
-            % (
-                run.received_at * 1000,
-                retries,
-                run.started_at * 1000,
-                retries,
-                run.pid,
-                run.is_late,
-                ended_ms,
-                retries,
-                run.rest * 1000,
-            ),
+            f'["r",{int(run.received_at * 1000)},{retries},"{worker}"]\n'
+            f'["s",{int(run.started_at * 1000)},{retries},"{worker}",{run.pid},'
+            f"{1 if run.is_late else 0}]\n"
+            f'["+",{ended_ms},{retries},{int(run.rest * 1000)}]\n',
         )
 
     def _write(self) -> None:

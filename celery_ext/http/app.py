@@ -83,7 +83,6 @@ class Api:
         hosts: Iterable[str] = (),
     ) -> None:
         app.loader.import_default_modules()
-        app.finalize()
         register(app)
         self.service = Service(app, options, jobs_only)
         rate = self.service.options.rate
