@@ -14,7 +14,7 @@ from celery_ext.policies.times.window import DAYS
 _NAMES = """
     UTC Europe/Berlin Europe/London Europe/Dublin Europe/Moscow Europe/Istanbul America/New_York
     America/St_Johns America/Sao_Paulo America/Havana America/Caracas America/Phoenix
-    America/Santiago America/Godthab America/Los_Angeles Asia/Kolkata Asia/Kathmandu Asia/Tehran
+    America/Santiago America/Nuuk America/Los_Angeles Asia/Kolkata Asia/Kathmandu Asia/Tehran
     Asia/Gaza Asia/Beirut Asia/Amman Asia/Tokyo Asia/Pyongyang Africa/Casablanca Africa/Cairo
     Africa/Windhoek Australia/Lord_Howe Australia/Adelaide Pacific/Apia Pacific/Chatham
 """
