@@ -103,7 +103,7 @@ class Queues(Broker):
 
     def is_told_of_cancelling(self) -> bool:
         """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
-        if signals.task_cancelled.receivers:
+        if signals.task_cancelled.receivers or self.app.conf.task_send_sent_event:
             return True
         if monotonic() >= self._look_again_at:
             self._keeps_results = keeps_results(self.app)
@@ -111,7 +111,7 @@ class Queues(Broker):
         return self._keeps_results
 
     def was_cancelled(self, info: TaskInfo) -> None:
-        """Tell the result backend and the signal's receivers of a task that was dropped."""
+        """Tell the result backend, event consumers and the signal of a task that was dropped."""
         store_revoked(self.app, info)
         signals.task_cancelled.send(sender=self.app, info=info)
 

@@ -40,8 +40,20 @@ def keeps_results(app: Celery) -> bool:
 
 
 def store_revoked(app: Celery, info: TaskInfo, reason: str = "cancelled") -> None:
-    """Tell the result backend, and with it the chord that a task is part of."""
+    """Tell the result backend, with it the chord that a task is part of, and tools like Flower."""
     _store(app, info, reason, "mark_as_revoked", reason)
+    if info.id and app.conf.task_send_sent_event:
+        _send_revoked_event(app, info.id)
+
+
+def _send_revoked_event(app: Celery, id: str) -> None:
+    """The end of what `task-sent` has told: no worker has seen the task."""
+    fields = {"uuid": id, "terminated": False, "signum": None, "expired": False}
+    try:
+        with app.producer_or_acquire() as producer:
+            app.events.Dispatcher(enabled=False).publish("task-revoked", fields, producer)
+    except Exception as error:  # the task is gone from the broker, whoever hears of it
+        logger.warning("No event says that task %s is revoked: %s", id, error)
 
 
 def store_failure(app: Celery, info: TaskInfo, error: Exception) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,37 @@ def test_only_one_task_has_a_result_backend(way: str, bench: Bench) -> None:
         delayed.close()
     assert bench.result("a").state == "REVOKED"
     assert bench.result("b").state == "PENDING"
+
+
+@pytest.mark.parametrize("way", ["revoke", "cancel", "by query"])
+def test_the_event_where_the_app_sends_those_of_tasks(way: str, server: Server) -> None:
+    with (
+        make_app(Settings(f"delayed+{server.url}")) as app,
+        closing(install(app)) as delayed,
+        server.client().pubsub() as listener,
+    ):
+        listener.psubscribe("*celeryev*")
+        listener.get_message(timeout=60)
+        for is_told in (False, True):
+            app.conf.task_send_sent_event = is_told
+            app.send_task("record", task_id=f"{is_told}", countdown=3600)
+            if way == "revoke":
+                app.control.revoke(f"{is_told}")
+            elif way == "cancel":
+                delayed.cancel(f"{is_told}")
+            else:
+                delayed.cancel_many(Query())
+        found = [events_of(listener.get_message(timeout=60)) for _ in range(2)]
+    sent, revoked = [event for each in found for event in each]
+    assert (sent["type"], sent["uuid"]) == ("task-sent", "True")
+    assert (revoked["type"], revoked["uuid"]) == ("task-revoked", "True")
+    assert (revoked["terminated"], revoked["expired"]) == (False, False)
+
+
+def events_of(message: Any) -> list[Any]:
+    body = json.loads(message["data"])["body"]
+    found = json.loads(base64.b64decode(body))
+    return found if isinstance(found, list) else [found]
 
 
 def test_without_a_result_backend(server: Server) -> None:
