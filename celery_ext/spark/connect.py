@@ -1,10 +1,11 @@
-"""One connection to a broker for each Python process of Spark, reused between its tasks."""
+"""One connection to a broker for each thread of Spark's Python processes, reused between tasks."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ PATIENT = {"max_retries": 20, "interval_start": 0.2, "interval_step": 0.2, "inte
 #: So long, and so often, it is looked whether all nodes of a Cluster are there.
 NODES_SECONDS, NODES_INTERVAL_SECONDS = 30.0, 0.2
 
-_Key = tuple[str, str, str, int]
+_Key = tuple[str, str, str, int, int]
 
 _kept: dict[_Key, Delayed] = {}
 
@@ -72,8 +73,10 @@ def _drop(key: _Key) -> None:
 
 
 def _key(options: BrokerOptions) -> _Key:
-    # A connection must not be shared with the process that this one was forked from.
-    return options.url, json.dumps(options.transport_options), options.app, os.getpid()
+    # A connection must not be shared with the process that this one was forked from, nor with
+    # other threads: an error of one would close it for all.
+    owner = os.getpid(), threading.get_ident()
+    return options.url, json.dumps(options.transport_options), options.app, *owner
 
 
 def app_of(options: BrokerOptions, *, waits: bool = False) -> Celery:

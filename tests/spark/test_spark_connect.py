@@ -1,10 +1,11 @@
-"""One connection for each broker and process, and another one after an error."""
+"""One connection for each broker and thread, and another one after an error."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,6 +67,20 @@ def test_another_one_after_an_error(options: BrokerOptions) -> None:
     reader.close()
     with connected(options) as still:
         assert still is other
+
+
+def test_an_error_in_another_thread_closes_nothing(options: BrokerOptions) -> None:
+    def fail() -> None:
+        with suppress(ZeroDivisionError), connected(options) as delayed:
+            assert delayed.store.run("PING")
+            _ = 1 / 0
+
+    with connected(options) as delayed:
+        before = delayed.store.run("CLIENT", "ID")
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        assert delayed.store.run("CLIENT", "ID") == before
 
 
 def test_a_broker_that_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
