@@ -91,23 +91,36 @@ def _words(when: BaseSchedule) -> str:
     return f"crontab: {words}" if type(when) is crontab else f"crontab: {words}, {when.tz}"
 
 
-def _of_django() -> Iterator[PeriodicTask]:
-    """Those of django-celery-beat, where this program has set it up."""
+def close_old_connections() -> None:
+    """Close this thread's old connections to Django's database, as Django does after a request.
+
+    Not for a thread of the caller's, which may be in the middle of a transaction.
+    """
+    if _django_apps() is not None:
+        from django.db import close_old_connections
+
+        close_old_connections()
+
+
+def _django_apps() -> Any:
+    """Django's apps, where this program has set up django-celery-beat; or None."""
     module = sys.modules.get("django.apps")
     if module is None or not module.apps.ready or not module.apps.is_installed(DJANGO):
-        return
-    from django.db import close_old_connections
+        return None
+    return module.apps
 
-    try:
-        model = module.apps.get_model(DJANGO, "PeriodicTask")
-        for row in model.objects.select_related(*SCHEDULES)[:MOST]:
-            try:
-                found = _row(row)
-            except Exception as error:  # whatever a beat would say of it
-                found = _invalid(row.name, error)
-            yield found
-    finally:
-        close_old_connections()  # this may be a thread that lives for long
+
+def _of_django() -> Iterator[PeriodicTask]:
+    """Those of django-celery-beat, where this program has set it up."""
+    if (apps := _django_apps()) is None:
+        return
+    model = apps.get_model(DJANGO, "PeriodicTask")
+    for row in model.objects.select_related(*SCHEDULES)[:MOST]:
+        try:
+            found = _row(row)
+        except Exception as error:  # whatever a beat would say of it
+            found = _invalid(row.name, error)
+        yield found
 
 
 def _row(row: Any) -> PeriodicTask:

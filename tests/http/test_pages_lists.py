@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from threading import current_thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,7 +189,13 @@ class WithoutSchedule(SimpleNamespace):
 
 
 @pytest.fixture
-def database(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def closed() -> list[str]:
+    """The names of the threads whose old connections to the database were closed."""
+    return []
+
+
+@pytest.fixture
+def database(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> Callable[..., None]:
     """Gives django-celery-beat these rows."""
 
     def give(*rows: Any) -> None:
@@ -199,8 +206,8 @@ def database(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             get_model=lambda *name: model,
         )
         monkeypatch.setitem(sys.modules, "django.apps", SimpleNamespace(apps=apps))
-        closed = SimpleNamespace(close_old_connections=lambda: None)
-        monkeypatch.setitem(sys.modules, "django.db", closed)
+        close = SimpleNamespace(close_old_connections=lambda: closed.append(current_thread().name))
+        monkeypatch.setitem(sys.modules, "django.db", close)
 
     return give
 
@@ -242,6 +249,18 @@ def test_periodic_tasks_of_a_database(app: Celery, database: Callable[..., None]
     }
     assert found["starts"].next == found["starts once"].next == later
     assert found["broken"].problem == "it has no schedule"
+
+
+def test_the_connections_of_the_caller_stay_open(
+    visitor: Visitor, app: Celery, database: Callable[..., None], closed: list[str]
+) -> None:
+    """Django's rule ends a transaction that is open: it is for threads of the server's own."""
+    database(entry("on", schedule=schedule(60, app=app)))
+    assert [each.name for each in periodic_tasks(app)] == ["on"]
+    assert closed == []
+    assert [*rows(visitor.get("/periodic"))] == ["on"]
+    [thread] = closed
+    assert thread.startswith("delayed-http")
 
 
 def test_times_of_a_database_without_zones(

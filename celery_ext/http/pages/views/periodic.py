@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from celery_ext.control.periodic import PeriodicTask, periodic_tasks
+from celery_ext.control.periodic import PeriodicTask, close_old_connections, periodic_tasks
 
 from ..visit import Shown, View, Visit, asked
 
@@ -20,7 +20,7 @@ class Asked(BaseModel):
 
 def look(visit: Visit) -> Shown:
     query: Asked = asked(visit, Asked)
-    found = visit.service.cache.get("periodic", SECONDS, lambda: periodic_tasks(visit.service.app))
+    found = visit.service.cache.get("periodic", SECONDS, lambda: _read(visit))
     meant = [
         each
         for each in found
@@ -33,6 +33,13 @@ def look(visit: Visit) -> Shown:
         "count": len(meant),
         "queue_of_task": {each.name: _queue(visit, each) for each in meant[:SHOWN]},
     }
+
+
+def _read(visit: Visit) -> list[PeriodicTask]:
+    try:
+        return periodic_tasks(visit.service.app)
+    finally:
+        close_old_connections()  # this thread lives for long
 
 
 def _queue(visit: Visit, task: PeriodicTask) -> str:
