@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from kombu.utils.scheduling import CYCLE_ALIASES, cycle_by_name
+
 from ..errors import OptionError
 
 PREFIX = "delayed_"
@@ -160,6 +162,21 @@ def unknown(name: str, known: Collection[str]) -> OptionError:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
     return OptionError(f"unknown transport option {name!r}; {hint}")
+
+
+def check_kombu_options(transport_options: Mapping[str, Any]) -> None:
+    """Raises OptionError for what Kombu takes without a look, and then fails with."""
+    separator = transport_options.get("sep", " ")
+    if not isinstance(separator, str) or not separator:
+        raise OptionError(f"transport option sep takes one or more characters, not {separator!r}")
+    strategy = transport_options.get("queue_order_strategy", "round_robin")
+    try:
+        cycle_by_name(strategy)()
+    except Exception as error:  # whatever its module raises
+        raise OptionError(
+            f"transport option queue_order_strategy takes {', '.join(map(repr, CYCLE_ALIASES))} or "
+            f"the path of a class, not {strategy!r}: {error}"
+        ) from error
 
 
 def _checked(name: str, option: Any, value: Any) -> Any:

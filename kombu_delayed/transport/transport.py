@@ -12,7 +12,7 @@ from kombu.transport import redis as stock
 from ..connection import forks, urls
 from ..connection.cluster.nodes import Cluster
 from ..connection.native import get_logger
-from ..connection.options import Options
+from ..connection.options import Options, check_kombu_options
 from ..consumer.policy.decisions import rules_of
 from ..registration import watch_workers
 from .channel.channel import Channel
@@ -66,6 +66,7 @@ class Transport(stock.Transport):
 
     def establish_connection(self) -> Any:
         """Connect. Raises OptionError, UrlError or ServerError if you must change something."""
+        check_kombu_options(self.client.transport_options)
         rules_of(Options.parse(self.client.transport_options).policies)
         urls.check_alternates(self.client.alt)
         if "visibility_timeout" in self.client.transport_options:

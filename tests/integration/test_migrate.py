@@ -451,12 +451,20 @@ def test_names_that_look_like_numbers(stock: Connect, server: Server, client: re
         ("--option", "visibility_timeout=abc", "visibility_timeout='abc' is not a number"),
         ("--option", "delayed_poll_secs=1", "did you mean"),
         ("--option", "unacked_kye=held", "did you mean 'unacked_key'"),
+        ("--option", "sep=", "transport option sep takes one or more characters, not ''"),
+        ("--option", "queue_order_strategy=json", "the path of a class, not 'json'"),
+        (
+            "--option",
+            "queue_order_strategy=sort",
+            "queue_order_strategy takes 'priority', 'round_robin', 'sorted' or the path of a class",
+        ),
     ],
 )
 def test_wrong_options_are_explained(server: Server, option: str, value: str, text: str) -> None:
     result = run(server, "to-delayed", option, value)
     assert result.exit_code != 0
     assert text in result.output
+    assert isinstance(result.exception, SystemExit)
 
 
 def test_a_server_that_is_away_is_an_error() -> None:
