@@ -16,7 +16,7 @@ from .session import Session, command
 Counts: TypeAlias = dict[str, dict[str, int]]
 
 
-@command("backup")
+@command("backup", doubts_queue=False)
 @click.argument("file", type=click.Path(dir_okay=False))
 @queue_option
 def backup(session: Session, file: str, queue: str | None) -> None:
@@ -37,7 +37,7 @@ def backup(session: Session, file: str, queue: str | None) -> None:
         )
 
 
-@command("restore", queues_are_in_broker=False)
+@command("restore", doubts_queue=False)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
 @queue_option
 @yes_option

@@ -111,17 +111,18 @@ def _console(ctx: click.Context, stderr: bool) -> Console:
 
 
 def command(
-    name: str, group: click.Group | None = None, queues_are_in_broker: bool = True
+    name: str, group: click.Group | None = None, doubts_queue: bool = True
 ) -> Callable[[Callable[..., None]], click.Command]:
     """A command with `--json`, whose function is given the session first; of a group, if any.
 
-    A queue that it is given should be known in the broker, unless it is another place's.
+    With `doubts_queue` it says where nobody knows the queue that it is given: not for one of
+    another place, or if the function refuses it.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:
         def run(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
             session = Session(ctx, as_json)
-            if queues_are_in_broker:
+            if doubts_queue:
                 session.doubt(given.get("queue"))
             function(session, **given)
 

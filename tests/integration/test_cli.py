@@ -655,11 +655,30 @@ def test_doctor_finds_policies_of_a_queue_that_nobody_uses(cli: Cli) -> None:
     assert checks["policies"]["remedy"] == "correct the name, or send a first task there"
 
 
-@pytest.mark.parametrize("command", ["count", "list", "metrics", "dead list", "forecast"])
+@pytest.mark.parametrize("command", ["list", "metrics", "dead list", "forecast"])
 def test_a_queue_that_nobody_knows_is_doubted(cli: Cli, command: str) -> None:
     result = cli(*command.split(), "-Q", "mial")
     assert "There is no queue 'mial': did you mean 'mail'?" in result.stderr
     assert "There is no" not in cli(*command.split(), "-Q", "mail").stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "count -Q mial",
+        "count -Q mial --task x",
+        "policies -Q mial",
+        "drop-policies -y mial",
+        "pause mial",
+        "pause mial --task x",
+        "backup -Q mial no.backup",
+    ],
+)
+def test_a_queue_that_a_command_refuses_is_told_once(cli: Cli, command: str) -> None:
+    result = cli(*command.split())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.lower().count("there is no queue 'mial': did you mean 'mail'?") == 1
+    assert not Path("no.backup").exists()
 
 
 def test_policies_that_are_declared(cli: Cli) -> None:

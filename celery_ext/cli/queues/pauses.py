@@ -24,7 +24,7 @@ task_option = click.option("--task", type=TEXT, help="Only tasks of this name; *
 tenant_option = click.option("--tenant", type=TEXT, help="Only tasks of this tenant.")
 
 
-@command("pause")
+@command("pause", doubts_queue=False)
 @click.argument("queue", type=TEXT, shell_complete=complete_queue, required=False)
 @task_option
 @tenant_option

@@ -15,7 +15,7 @@ from ..criteria import TEXT, complete_queue, queue_option
 from ..session import Session, command
 
 
-@command("policies")
+@command("policies", doubts_queue=False)
 @queue_option
 def policies(session: Session, queue: str | None) -> None:
     """Show the policies that all workers of a queue obey, and who declared them."""
@@ -38,11 +38,12 @@ def apply_policies(session: Session, queue: str | None, yes: bool) -> None:
     _show(session, session.delayed.policies.apply(queue))
 
 
-@command("drop-policies")
+@command("drop-policies", doubts_queue=False)
 @click.argument("queue", type=TEXT, shell_complete=complete_queue)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before policies are removed.")
 def drop_policies(session: Session, queue: str, yes: bool) -> None:
     """Remove all policies of a queue, until a worker that declares some starts."""
+    session.delayed.check_queue(queue)
     if not yes:
         session.confirm(f"Remove all limits and other policies of queue {queue}, for all workers?")
     had_some = session.delayed.policies.drop(queue)

@@ -159,7 +159,7 @@ def _facts(info: TaskInfo) -> Table:
     return made
 
 
-@command("count")
+@command("count", doubts_queue=False)
 @criteria
 def count(session: Session, **given: Any) -> None:
     """Count messages by queue and state.
@@ -167,11 +167,11 @@ def count(session: Session, **given: Any) -> None:
     With criteria, count the delayed tasks that match all of them.
     """
     query = Query(**given)
+    if query.queue is not None:
+        session.delayed.check_queue(query.queue)
     if not replace(query, queue=None).is_empty:
         _count_found(session, query)
         return
-    if query.queue is not None:
-        session.delayed.check_queue(query.queue)
     counts = session.delayed.counts(query.queue)
     session.emit({name: asdict(each) for name, each in counts.items()})
     session.print(counts_table(counts))
