@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
@@ -17,20 +18,36 @@ from .names import BROKER, METRICS, PREFIX
 #: Queues that are told of.
 LIMIT = 1_000
 
+#: A scrape does not wait longer for the broker. Prometheus itself waits for 10 s.
+SECONDS = 5.0
+
 Families = dict[str, GaugeMetricFamily]
 
 
 class QueueCollector(Collector):
     """The gauges of some queues; `names` is asked anew each time."""
 
-    def __init__(self, delayed: Delayed, names: Callable[[], Iterable[str]]) -> None:
-        self._delayed, self._names = delayed, names
+    def __init__(
+        self, delayed: Delayed, names: Callable[[], Iterable[str]], seconds: float
+    ) -> None:
+        self._delayed, self._names, self._seconds = delayed, names, seconds
+        self._lock = threading.Lock()
+        self._reading: _Reading | None = None
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Ask the broker. Where it does not answer, there is nothing but that.
+        """Ask the broker. Where it does not answer in time, there is nothing but that.
 
-        On a Cluster, queues whose node does not answer have no gauges.
+        On a Cluster, queues whose node refuses connections have no gauges.
         """
+        with self._lock:
+            if self._reading is None or not self._reading.is_alive():
+                self._reading = _Reading(self._read)
+                self._reading.start()
+            reading = self._reading
+        reading.join(self._seconds)
+        yield from reading.families.values()
+
+    def _read(self) -> Families:
         families = _families()
         try:
             names, is_up = [*self._names()], 1
@@ -42,14 +59,27 @@ class QueueCollector(Collector):
             families["queues_left_out"].add_metric([], max(len(names) - LIMIT, 0))
             families["broker_up"].add_metric([], is_up)
         except BROKER_FAILS:
-            families = {"broker_up": _families()["broker_up"]}
-            families["broker_up"].add_metric([], 0)
-        yield from families.values()
+            return _down()
+        return families
 
 
-def registry_of(delayed: Delayed, names: Callable[[], Iterable[str]]) -> CollectorRegistry:
+class _Reading(threading.Thread):
+    """Reads the gauges once. While the broker has not answered, they say that it is down."""
+
+    def __init__(self, read: Callable[[], Families]) -> None:
+        super().__init__(name="delayed-gauges", daemon=True)
+        self._read, self.families = read, _down()
+
+    def run(self) -> None:
+        self.families = self._read()
+
+
+def registry_of(
+    delayed: Delayed, names: Callable[[], Iterable[str]], seconds: float = SECONDS
+) -> CollectorRegistry:
+    """The gauges of some queues; a scrape waits for the broker for so many `seconds`."""
     found = CollectorRegistry(auto_describe=False)
-    found.register(QueueCollector(delayed, names))
+    found.register(QueueCollector(delayed, names, seconds))
     return found
 
 
@@ -64,6 +94,12 @@ def _families() -> Families:
         for metric in METRICS.values()
         if metric.source == BROKER
     }
+
+
+def _down() -> Families:
+    found = _families()["broker_up"]
+    found.add_metric([], 0)
+    return {"broker_up": found}
 
 
 def _add(families: Families, queue: str, found: Metrics) -> None:

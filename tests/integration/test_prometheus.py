@@ -336,6 +336,33 @@ def test_broker_that_is_down(tmp_path: Path) -> None:
         delayed.close()
 
 
+def test_broker_that_hangs(server: Server, measured: CollectorRegistry) -> None:
+    """A scrape has what the process has counted itself, before the connection times out."""
+    options = {"socket_timeout": 3600}
+    with make_app(server.url, broker_transport_options=options) as app:
+        delayed = Delayed(app)
+        gauges = registry_of(delayed, lambda: ["mail"], seconds=0.1)
+
+        def scrape() -> Page:
+            return Page(measuring.shown(measured, gauges).decode())
+
+        def is_up() -> bool:
+            return scrape()("broker_up") == 1
+
+        measuring.measure(measured).scheduled("mail", 3)
+        wait_until(is_up, "the broker has answered")
+        with server.standing_still():
+            for _ in range(2):
+                page = scrape()
+                assert page("scheduled_total", queue="mail") == 3
+                assert page("broker_up") == 0
+                assert f"{PREFIX}delayed_messages" not in page.names
+            readings = [each for each in threading.enumerate() if each.name == "delayed-gauges"]
+            assert len(readings) == 1
+        wait_until(is_up, "the broker answers again")
+        delayed.close()
+
+
 def test_port_that_is_taken(caplog: pytest.LogCaptureFixture) -> None:
     first = MetricsServer("127.0.0.1", 0, lambda: b"x 1\n")
     first.start()
