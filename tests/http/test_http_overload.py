@@ -20,9 +20,10 @@ import pytest
 from celery_ext import Delayed
 from celery_ext.http import HttpOptions
 from celery_ext.http.api.endpoints.event_stream import Streamed
+from celery_ext.http.api.endpoints.lists import search
 from celery_ext.http.auth.identity import ANYBODY, Identity
 from celery_ext.http.problems import Problem
-from tests.kit.http import Serve, api_client, make_app
+from tests.kit.http import Serve, api_client, bearer, make_app
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.wait import wait_until
 
@@ -97,6 +98,51 @@ def test_more_than_fits(serve: Serve, server: Server) -> None:
                 refused = each.result()
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert sorted(each.result().status_code for each in sent) == [201, 201, 503, 503]
+
+
+@pytest.fixture
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Searches end when this is set."""
+    go_on, page_of = threading.Event(), search.page_of
+
+    def wait(*given: Any) -> Any:
+        assert go_on.wait(60)
+        return page_of(*given)
+
+    monkeypatch.setattr(search, "page_of", wait)
+    yield go_on
+    go_on.set()
+
+
+def test_searches_of_one_token_leave_threads_to_others(
+    serve: Serve, delayed: Delayed, blocked: threading.Event
+) -> None:
+    api = serve(threads=4, needs_token=True)
+    taken = api.api.service.searches.taken  # type: ignore[attr-defined]
+    one, other = (bearer(delayed, "admin") for _ in range(2))
+    with ThreadPoolExecutor(2) as threads:
+        slow = [threads.submit(api.get, "/v1/tasks", headers=one) for _ in range(2)]
+        wait_until(lambda: taken.total() == 2, "half of the threads search")
+        for refused in (
+            api.get("/v1/tasks", headers=one),
+            api.post("/v1/bulk/cancel", json={"task": "x", "dry_run": True}, headers=one),
+        ):
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "5")
+        assert api.get("/v1/tasks/a", headers=one).status_code == 404
+        assert api.get("/v1/tasks/a", headers=other).status_code == 404
+        blocked.set()
+        assert [each.result().status_code for each in slow] == [200, 200]
+    assert api.get("/v1/tasks", headers=one).status_code == 200
+
+
+def test_searches_without_tokens_wait_for_a_thread(serve: Serve, blocked: threading.Event) -> None:
+    api = serve(threads=2)
+    taken = api.api.service.searches.taken  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(3) as threads:
+        slow = [threads.submit(api.get, "/v1/tasks") for _ in range(3)]
+        wait_until(lambda: taken.total() == 3, "one of them waits")
+        blocked.set()
+        assert [each.result().status_code for each in slow] == [200, 200, 200]
 
 
 def test_a_broker_that_does_not_answer(serve: Serve, server: Server) -> None:

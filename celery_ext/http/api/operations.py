@@ -90,6 +90,8 @@ class Operation:
     body_type: str = "application/json"
     answer_type: str = "application/json"
     problems: tuple[int, ...] = ()
+    #: Whether it may hold its thread for seconds, so that one token may have half of them.
+    is_search: bool = False
     #: Reads the body; None: the handler does.
     read: Callable[[Request, type[BaseModel]], Awaitable[Any]] | None = None
 
@@ -145,6 +147,9 @@ def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awai
             await _refuse_body(request, operation)
         if iscoroutinefunction(operation.handler):
             found = await operation.handler(call)
+        elif operation.is_search:
+            with service.searches.place(identity):
+                found = await call.run(operation.handler, call)
         else:
             found = await call.run(operation.handler, call)
         return found if isinstance(found, Response) else Json(found)

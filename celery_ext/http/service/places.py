@@ -1,28 +1,42 @@
-"""Places for requests that last: event streams, and long polls."""
+"""Places for requests that last: event streams, long polls, and searches."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ..auth.identity import ANYBODY, Identity
 from ..problems import busy
 
 
 class Places:
-    """So many at a time; `what` they are called in errors. One token may have half of them."""
+    """So many at a time; `what` they are called in errors.
 
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what = most, what
+    One token may have half of them, or half of `shared`.
+    """
+
+    def __init__(self, most: int, what: str, shared: int | None = None) -> None:
+        self._most, self._what, self._shared = most, what, max(shared or most, 2)
         self.taken: Counter[str] = Counter()
         self.closed = False
 
     def begin(self, identity: Identity) -> None:
-        """Raises a Problem where there are too many, or half of all are of one token."""
+        """Raises a Problem where there are too many, or this token has its half."""
         if self.closed or self.taken.total() >= self._most:
             raise busy(f"too many {self._what} are open", 503, 5)
-        if identity is not ANYBODY and 2 * self.taken[identity.name] >= max(self._most, 2):
+        if identity is not ANYBODY and 2 * self.taken[identity.name] >= self._shared:
             raise busy(f"too many {self._what} of this token are open", 429, 5)
         self.taken[identity.name] += 1
+
+    @contextmanager
+    def place(self, identity: Identity) -> Iterator[None]:
+        """Have one meanwhile. Raises as `begin`."""
+        self.begin(identity)
+        try:
+            yield
+        finally:
+            self.end(identity)
 
     def end(self, identity: Identity) -> None:
         self.taken[identity.name] -= 1

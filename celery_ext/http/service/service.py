@@ -44,9 +44,8 @@ class Service:
         self.jobs_only = jobs_only
         self.delayed = Delayed(app)
         self.moves = OnceMoves(self.delayed)
-        self.threads = Threads(
-            self.options.threads, self.options.waiting, self.options.answer_seconds
-        )
+        threads, waiting = self.options.threads, self.options.waiting
+        self.threads = Threads(threads, waiting, self.options.answer_seconds)
         self._together = WeakKeyDictionary[Any, dict[Any, Together[Any]]]()
         self.writer = Writer(self.delayed, self.options.rows_waiting, self.options.answer_seconds)
         self.meter = measure()
@@ -57,6 +56,7 @@ class Service:
         self.closing = False
         self.streams = Places(self.options.streams, "streams")
         self.polls = Places(self.options.polls, "long polls")
+        self.searches = Places(threads + waiting, "searches", threads)
         #: The names of the queues, which take long to find out among all keys.
         self._names = Cache()
 

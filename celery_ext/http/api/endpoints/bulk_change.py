@@ -38,7 +38,7 @@ SPAN = 500
 OnDelayed = Callable[[str, list[TaskInfo]], int]
 OnReady = Callable[[Sequence[ReadyTask]], int]
 
-operations = Operations("tasks", "/v1/bulk")
+operations = Operations("tasks", "/v1/bulk", is_search=True)
 
 
 @dataclass

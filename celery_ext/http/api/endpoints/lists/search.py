@@ -24,7 +24,7 @@ LOOKED_AT = 20_000
 operations = Operations("tasks")
 
 
-@operations.add("GET", "/v1/tasks", "read", Page, query=Search)
+@operations.add("GET", "/v1/tasks", "read", Page, query=Search, is_search=True)
 def search_tasks(call: Call) -> dict[str, Any]:
     """Search tasks: delayed ones by queue and due time, or those of another state."""
     check(call.query)
