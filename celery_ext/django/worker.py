@@ -25,18 +25,18 @@ def run(self: Any, record: Record) -> Any:
     redelivered = (request.delivery_info or {}).get("redelivered")
     _start(result, request.hostname, backend.earlier(request.id) if redelivered else {})
     backend.keep(result)
-    task_started.send(type(backend), task_result=result)
+    task_started.send_robust(type(backend), task_result=result)
     try:
         value = normalize_json(_call(result))
     except Exception as error:
         result.errors.append(error_of(error, "".join(format_exception(error))))
         change(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())
         backend.keep(result)
-        task_finished.send(type(backend), task_result=result)
+        task_finished.send_robust(type(backend), task_result=result)
         raise
     now = timezone.now()
     change(result, status=TaskResultStatus.SUCCESSFUL, finished_at=now, _return_value=value)
-    task_finished.send(type(backend), task_result=result)
+    task_finished.send_robust(type(backend), task_result=result)
     return value
 
 

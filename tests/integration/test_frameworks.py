@@ -336,6 +336,35 @@ def test_another_attempt(tasks: Any, shop: Any) -> None:
     assert result.started_at < result.last_attempted_at
 
 
+@pytest.mark.parametrize(
+    ("args", "state", "status"), [((1,), "SUCCESS", "SUCCESSFUL"), (("x",), "FAILURE", "FAILED")]
+)
+def test_receivers_of_signals_that_fail(
+    args: Any, state: str, status: str, tasks: Any, shop: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever they raise, a task ends as it would without them."""
+    from django.tasks.signals import task_finished, task_started
+
+    said: list[str] = []
+
+    def fail(task_result: Any, **given: Any) -> None:
+        said.append(task_result.status)
+        raise OSError("no mail")
+
+    result = tasks.add.enqueue(*args, y=2)
+    record = tasks.add.get_backend().kept(result.id)
+    for signal in (task_started, task_finished):
+        signal.connect(fail)
+    try:
+        ran = shop.tasks["celery_ext.django.run"].apply((record,), task_id=result.id)
+    finally:
+        for signal in (task_started, task_finished):
+            signal.disconnect(fail)
+    assert (ran.state, said) == (state, ["RUNNING", status])
+    assert isinstance(ran.result, TypeError) or ran.result == 3
+    assert [entry.name for entry in caplog.records].count("django.dispatch") == 2
+
+
 def test_a_result_backend_that_fails(
     tasks: Any, shop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
