@@ -286,6 +286,23 @@ def test_a_broker_that_fails_meanwhile(
     assert ids([*lines, *rest]) == ALL
 
 
+@pytest.mark.parametrize("state", ["scheduled", "ready"])
+@pytest.mark.parametrize("to_queue", ["aside", "other"])
+def test_a_redirect_leaves_out_what_is_there(api: httpx.Client, state: str, to_queue: str) -> None:
+    """Whether its queue is read before the others or after them, where it has more by then."""
+    delay = "1h" if state == "scheduled" else None
+    for queue in ("mail", to_queue, to_queue):
+        api.post("/v1/tasks", json={"task": "till.charge", "queue": queue, "delay": delay})
+    api.api.service.forget_names()  # type: ignore[attr-defined]
+    given = {"task": "till.*", "state": state, "to_queue": to_queue}
+    for dry_run in (True, False):
+        found = api.post("/v1/bulk/redirect", json={**given, "dry_run": dry_run}).json()
+        assert (found["matched"], found["changed"]) == (1, 0 if dry_run else 1)
+        assert (found["queues"], len(found["sample"])) == ({"mail": 1}, 1)
+    again = api.post("/v1/bulk/redirect", json=given).json()
+    assert (again["matched"], again["queues"], again["sample"]) == (0, {}, [])
+
+
 def test_change_by_filter(api: httpx.Client, delayed: Delayed) -> None:
     def send(**more: Any) -> None:
         rows = [

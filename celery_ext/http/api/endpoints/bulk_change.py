@@ -38,6 +38,9 @@ SPAN = 500
 OnDelayed = Callable[[str, list[TaskInfo]], int]
 OnReady = Callable[[Sequence[ReadyTask]], int]
 
+#: Whether a task is as it is to be.
+IsDone = Callable[[TaskInfo], bool]
+
 operations = Operations("tasks", "/v1/bulk", is_search=True)
 
 
@@ -114,7 +117,7 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
         call,
         lambda shard, infos: moves.reschedule(shard, infos, [due] * len(infos)),
         lambda tasks: moves.postpone_all(tasks, [due] * len(tasks)),
-        due_ms,
+        lambda info: info.due_ms == due_ms,
     ).answer("bulk-reschedule")
 
 
@@ -122,7 +125,7 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
 def redirect_tasks(call: Call) -> dict[str, Any]:
     """Move all tasks that match a filter to another queue, or preview it with `dry_run`."""
     to = redirect_to(call, call.body.to_queue)
-    return _change(call, to.delayed, to.ready).answer("bulk-redirect")
+    return _change(call, to.delayed, to.ready, to.has).answer("bulk-redirect")
 
 
 def redirect_to(call: Call, queue: str) -> Redirect:
@@ -158,33 +161,36 @@ def replay_many(call: Call) -> dict[str, Any]:
 
 
 def _change(
-    call: Call, on_delayed: OnDelayed, on_ready: OnReady, due_ms: int | None = None
+    call: Call, on_delayed: OnDelayed, on_ready: OnReady, is_done: IsDone = lambda info: False
 ) -> _Outcome:
+    """Those that are done already, or that an earlier part has changed, are left out."""
     choice: BulkChoice = call.body
     outcome = _Outcome(call, choice, choice.cursor)
     for limit in outcome.turns():
         if choice.state == "ready":
-            _change_ready(outcome, choice, limit, on_ready)
+            _change_ready(outcome, choice, limit, on_ready, is_done)
         else:
-            _change_delayed(outcome, choice, limit, on_delayed, due_ms)
+            _change_delayed(outcome, choice, limit, on_delayed, is_done)
     return outcome
 
 
 def _change_delayed(
-    outcome: _Outcome, choice: BulkChoice, limit: int, change: OnDelayed, due_ms: int | None
+    outcome: _Outcome, choice: BulkChoice, limit: int, change: OnDelayed, is_done: IsDone
 ) -> None:
-    """Tasks that are due at `due_ms` already were moved there, and are met again."""
     names = {"queue", "task", "tenant", "where", "due_after", "due_before"}
     given = choice.model_dump(include=names)
     search = Search.model_validate({**given, "limit": limit, "cursor": outcome.cursor})
     found, outcome.cursor = search_page(outcome.call, search)
     for shard, part in groupby(found, lambda each: each[0]):
-        infos = [info for _, info in part if due_ms is None or info.due_ms != due_ms]
+        infos = [info for _, info in part if not is_done(info)]
         outcome.add(shard, infos, partial(change, shard, infos))
 
 
-def _change_ready(outcome: _Outcome, choice: BulkChoice, limit: int, change: OnReady) -> None:
-    found, outcome.cursor = ready_page(outcome.call, choice, limit, outcome.cursor)
+def _change_ready(
+    outcome: _Outcome, choice: BulkChoice, limit: int, change: OnReady, is_done: IsDone
+) -> None:
+    page, outcome.cursor = ready_page(outcome.call, choice, limit, outcome.cursor)
+    found = [task for task in page if not is_done(task.info)]
     changed: dict[tuple[str, str], int] = {}
     # The last ones first: so the places of the others stay what they were.
     for shard, step, part in reversed([*near(found)]):
