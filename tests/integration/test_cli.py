@@ -547,6 +547,19 @@ def test_dead_list(graves: Cli) -> None:
     assert result.stderr == "1 not found.\n"
 
 
+@pytest.mark.parametrize("lost", ["dead", "dead-reasons"])
+def test_dead_letters_that_are_not_listed(graves: Cli, lost: str) -> None:
+    """The doctor says why, and what to do, which helps."""
+    assert graves.client.delete(f"{{mail}}:{lost}")
+    assert graves.listed("dead", "list") == ["d1", "d2"]
+    found = " ".join(graves.text("doctor", code=1).split())
+    for said in ("`celery delayed dead list` does not show them", "--fix", "replay or purge"):
+        assert said in found
+    assert "listed again" in graves.text("doctor", "--fix", code=1)  # the server keeps nothing
+    assert graves.listed("dead", "list") == ["d1", "d2", "d3"]
+    assert graves.json("dead", "replay", "d3")["changed"] == 1
+
+
 @pytest.mark.parametrize("verb", ["replay", "purge"])
 @pytest.mark.parametrize(
     ("choice", "left"),

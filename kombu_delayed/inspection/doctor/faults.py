@@ -49,7 +49,11 @@ KINDS = {
     ),
     "unheard": ("expectations wait, but no answer would find them", "linked to their keys again"),
     "dead-lost": ("dead letters have no message", "dropped"),
-    "dead-orphan": ("dead letters have no note or no time, so they are not listed", "listed"),
+    "dead-orphan": (
+        "dead letters have lost their time or their reason, so `celery delayed dead list` does not "
+        "show them: list them again with --fix, then replay or purge them",
+        "listed again",
+    ),
     "step": (
         "lists of ready messages have a priority step that is not in the option priority_steps "
         "here, so workers with the same option never run them",
