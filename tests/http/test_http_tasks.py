@@ -13,7 +13,6 @@ import redis
 from celery_ext import Delayed
 from celery_ext.http.api import cursors, ready, status
 from celery_ext.http.api.task_models import NewTask
-from celery_ext.http.service import create_once
 from celery_ext.http.service.create_once import digest_of
 from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
@@ -355,30 +354,6 @@ def test_put_after_a_delete_creates(api: httpx.Client) -> None:
     assert api.delete("/v1/tasks/a").status_code == 409
     assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
     assert api.get("/v1/tasks/a").json()["status"] == "scheduled"
-
-
-@pytest.mark.parametrize("given", [MAIL, {"task": "till.charge"}, {**MAIL, "tenant": "ada"}])
-def test_a_delete_that_was_broken_off_is_completed_by_the_next(
-    given: dict[str, Any], api: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert api.put("/v1/tasks/a", json=given).status_code == 201
-    with monkeypatch.context() as broken:
-        broken.delattr(create_once, "_drop")
-        assert api.delete("/v1/tasks/a").status_code == 500
-    assert api.put("/v1/tasks/a", json=given).json()["status"] == "cancelled"
-    assert api.delete("/v1/tasks/a").status_code == 409
-    assert api.put("/v1/tasks/a", json=given).status_code == 201
-
-
-def test_a_delete_of_what_has_run_does_not_let_it_run_again(
-    api: httpx.Client, delayed: Delayed
-) -> None:
-    assert api.put("/v1/tasks/a", json={"task": "till.charge"}).status_code == 201
-    assert delayed.store.deliver("celery", "w1:1:a", 1, 1, lease_ms=30_000)
-    delayed.store.ack("celery", "w1:1:a", [1], on_error=lambda: None)
-    delayed.store.run.settle()
-    assert api.delete("/v1/tasks/a").status_code == 409
-    assert api.put("/v1/tasks/a", json={"task": "till.charge"}).json()["status"] == "done"
 
 
 def test_what_a_policy_has_dropped(api: httpx.Client, delayed: Delayed) -> None:

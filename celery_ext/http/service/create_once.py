@@ -117,16 +117,15 @@ class OnceMoves(Moves):
             self._keep([(info, due_at(due_ms))])
         return is_changed
 
-    def forget(self, id: str, tenant: str | None, queue: str) -> None:
-        """Let the id of a task that was cancelled in a queue be taken again. Twice is safe."""
-        store, name = self._queues.store, ledger(id, tenant)
-        # Where it was created, which is another queue if it was moved since.
-        _drop(store, store.shards.all(queue), name) or _drop(store, self._queues.shards(None), name)
-
     def _forget(self, cancelled: list[TaskInfo]) -> list[TaskInfo]:
+        store = self._queues.store
         for info in cancelled:
             if HEADER in info.headers:
-                self.forget(info.id, info.tenant, info.queue)
+                name = ledger(info.id, info.tenant)
+                # Where it was created, which is another queue if it was moved since.
+                _drop(store, store.shards.all(info.queue), name) or _drop(
+                    store, self._queues.shards(None), name
+                )
         return cancelled
 
     def _keep(self, moved: Iterable[tuple[TaskInfo, Due]]) -> None:

@@ -282,30 +282,19 @@ def _check_arguments_of(service: Service, info: TaskInfo) -> None:
 
 
 def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[ReadyTask]]:
-    """As `_waiting`. Raises a Problem if there is none."""
-    infos, ready = _waiting(call)
-    if not infos and not ready:
-        raise _not_waiting(_known(call))
-    return infos, ready
+    """The delayed tasks of the request, by shard, or else the ready ones.
 
-
-def _waiting(call: Call) -> tuple[dict[str, list[TaskInfo]], list[ReadyTask]]:
-    """The delayed tasks of the request, by shard, or else the ready ones."""
-    if infos := delayed_infos(call.service, call.identity, call.id, call.query.queue):
+    Raises a Problem if there is none.
+    """
+    queue = call.query.queue if call.query else None
+    if infos := delayed_infos(call.service, call.identity, call.id, queue):
         return infos, []
-    return {}, ready_of(call.service, call.identity, [call.id], call.query.queue)
-
-
-def _known(call: Call) -> State:
-    """What is known of the task of the request. Raises a Problem if that is nothing."""
-    found = find(call.service, call.identity, call.id, call.query.queue)
+    if ready := ready_of(call.service, call.identity, [call.id], queue):
+        return {}, ready
+    found = find(call.service, call.identity, call.id, queue)
     if found is None:
         raise Problem(404, "there is no such task")
-    return found
-
-
-def _not_waiting(found: State) -> Problem:
-    return Problem(409, f"the task is neither delayed nor ready: {found['status']}")
+    raise Problem(409, f"the task is neither delayed nor ready: {found['status']}")
 
 
 @operations.add(
@@ -338,12 +327,7 @@ def delete_task(call: Call) -> Response:
     """Cancel a task that is delayed or ready."""
     call.note("delete", call.id)
     moves = call.service.moves
-    infos, ready = _waiting(call)
-    if not infos and not ready:
-        found = _known(call)
-        if found["status"] == "cancelled":  # a process that died may not have forgotten its id
-            moves.forget(call.id, found["tenant"], found["queue"])
-        raise _not_waiting(found)
+    infos, ready = _waiting_or_problem(call)
     gone = [info for shard, each in infos.items() for info in moves.cancel(shard, each)]
     gone += [info for task in ready for info in moves.cancel_ready([task])]
     if not gone:
