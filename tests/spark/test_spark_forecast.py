@@ -224,3 +224,11 @@ def test_too_little_to_compare(known: Any, came: Arrivals) -> None:
     history = came(*((24 * day, 0, 24) for day in range(1, 20)))
     frame = forecasts.forecast(known(), history, NOW, hours=1)
     assert rows(frame, "method", "error", "coverage") == [("mean", None, None)]
+
+
+def test_a_queue_of_the_past_does_not_stop_the_others(known: Any, came: Arrivals) -> None:
+    hours = range(1, 30 * 24)
+    old = came(*((hour, 0, 10) for hour in hours if hour > 9 * 24), queue="old")
+    history = old.union(came(*((hour, 0, 10) for hour in hours)))
+    frame = forecasts.forecast(known(), history, NOW, hours=1)
+    assert rows(frame, "queue", "error", "coverage") == [("old", None, None), ("q", 0, 1)]

@@ -120,7 +120,7 @@ def _best(tried: DataFrame) -> DataFrame:
     sums = tried.groupBy("queue").agg(
         *(F.sum(f"off_{name}").alias(f"off_{name}") for name in METHODS),
         F.sum("actual").alias("actual"),
-        F.count("*").alias("hours"),
+        F.count_if(F.col("actual") > 0).alias("hours"),
     )
     least = F.least(*(f"off_{name}" for name in METHODS))
     method = F.coalesce(*(F.when(F.col(f"off_{name}") <= least, name) for name in METHODS))
