@@ -7,6 +7,7 @@ ALLOWED_HOSTS = ["localhost"]
 INSTALLED_APPS = ["shop"]
 ROOT_URLCONF = "shop.views"
 USE_TZ = True
+TIME_ZONE = "UTC"
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
 CELERY_BROKER_URL = os.environ.get("BROKER_URL", "delayed+redis://localhost:6379/0")
