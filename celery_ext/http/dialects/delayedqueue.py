@@ -262,18 +262,17 @@ async def queued_poll(call: Call) -> dict[str, Any]:
         raise Problem.of_field("lease", "a task is the caller's for some time")
     until = time.monotonic() + min(span_of(query.wait), LONGEST_WAIT).total_seconds()
     waiting = long_poll.Waiting(call.service, topics)
-    call.service.polls.begin(call.identity)
     try:
-        while True:
-            found = await call.run(long_poll.claim, call.service, topics, query.max, lease_ms)
-            if found or time.monotonic() >= until or await call.request.is_disconnected():
-                break
-            await call.run(waiting.tell)
-            if not await call.service.pause(min(INTERVAL_SECONDS, until - time.monotonic())):
-                break
-            await call.check()
+        with call.service.polls.place(call.identity):
+            while True:
+                found = await call.run(long_poll.claim, call.service, topics, query.max, lease_ms)
+                if found or time.monotonic() >= until or await call.request.is_disconnected():
+                    break
+                await call.run(waiting.tell)
+                if not await call.service.pause(min(INTERVAL_SECONDS, until - time.monotonic())):
+                    break
+                await call.check()
     finally:
-        call.service.polls.end(call.identity)
         if waiting.is_told:
             await call.run(waiting.end)
     tasks = [{**_state(call, info, query.namespace, "running"), "ack": ack} for info, ack in found]
