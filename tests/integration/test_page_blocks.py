@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ RUN_BY = {
     "docs/contributing/policy.md": "integration/test_contributing.py",
 }
 #: Programs of others, whose commands other tests run or nothing of ours can check.
-OTHERS = {"docker", "kubectl", "cd", "export", "git", "eval", "tar", "python3", "twine", ".ci/run"}
+OTHERS = {"docker", "kubectl", "cd", "export", "git", "eval", "tar", "python3", "twine"}
 OTHERS |= {"spark-class", "spark-submit"}
 PROGRAMS = {"celery", "python", "pip", "make", "redis-cli", "curl", *OTHERS}
 VARIABLE = re.compile(r"[A-Z_]+=\S*")
@@ -147,6 +148,10 @@ def check(words: list[str]) -> None:
         assert any(re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", form), path) for form in forms), path
         if "-d" in rest:
             json.loads(rest[rest.index("-d") + 1])
+    elif "/" in program:
+        assert os.access(ROOT / program, os.X_OK), f"no program {program}"
+        if rest and rest[0] == "env":
+            check([word for word in rest[1:] if not VARIABLE.fullmatch(word)])
     else:
         assert program in OTHERS, f"no rule for {program}"
 
@@ -169,6 +174,8 @@ def test_commands(page: str, words: list[str]) -> None:
         ["make", "tests"],
         ["redis-cli", "ZRANG", "x"],
         ["curl", "localhost:8080/v2/tasks"],
+        ["tests/fedora.sh", "make", "test"],
+        ["tests/debian.sh", "env", "SETS=newest", "tests/matrix"],
         ["cargo", "build"],
     ],
 )
