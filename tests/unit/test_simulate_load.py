@@ -17,7 +17,7 @@ from celery_ext.spark.simulation.load import (
     waits,
     windows_of,
 )
-from celery_ext.spark.simulation.model import Arrivals, Fleet, Spread
+from celery_ext.spark.simulation.model import SPREADS, Arrivals, Fleet, Spread
 from celery_ext.spark.simulation.queue import Tally
 from celery_ext.spark.simulation.result import mark
 from celery_ext.spark.simulation.timeline import busiest_rate, timeline
@@ -59,8 +59,9 @@ def test_spreads(spread: Spread) -> None:
     variance = sum((each - mean) ** 2 for each in found) / len(found)
     assert mean == pytest.approx(3.0, rel=0.02)
     assert variance / mean**2 == pytest.approx(spread.variation, rel=0.1, abs=1e-9)
-    above = sum(each > 4.0 for each in found) / len(found)
-    assert spread.longer_than(4.0) == pytest.approx(above, abs=0.01)
+    for seconds in (0.0, 1.0, 4.0):
+        beyond = sum(max(each - seconds, 0.0) for each in found) / len(found)
+        assert spread.beyond(seconds) == pytest.approx(beyond, abs=0.04)
     if spread.p95:
         assert found[95_000] == pytest.approx(spread.p95, rel=0.03)
 
@@ -130,15 +131,31 @@ def test_windows_are_as_one(
         assert found == pytest.approx(getattr(one[0], name), rel=0.1)
 
 
-@pytest.mark.parametrize("delay", [60.0, 7200.0, 500_000.0])
-def test_the_course_of_a_steady_load(delay: float) -> None:
-    """Little's law: what is delayed is the rate times the mean delay."""
-    given = Arrivals(messages=400_000, hours=24, delay_seconds=delay)
+@pytest.mark.parametrize(
+    ("hours", "spread", "delay"),
+    [
+        *((24.0, "exponential", delay) for delay in (60.0, 7200.0, 500_000.0)),
+        (24.0, "constant", 100_000.0),
+        (0.1, "constant", 1_000.0),
+        *((0.01, spread, 31_000_000.0) for spread in SPREADS),
+        (24.0, "lognormal", 7200.0),
+    ],
+)
+def test_the_course_of_a_steady_load(hours: float, spread: str, delay: float) -> None:
+    """Little's law: what is delayed is the rate times the mean delay, however short the load."""
+    percentile = 3 * delay if spread == "lognormal" else None
+    given = Arrivals(
+        messages=400_000,
+        hours=hours,
+        delay_seconds=delay,
+        delay_spread=spread,
+        delay_p95_seconds=percentile,
+    )
     fleet = Fleet(workers=100)
     slices = slices_of(arriving(given, fleet))
     points = timeline(slices, waits(slices, fleet), fleet, given)
     mean = sum(point.delayed for point in points) / len(points)
-    assert mean == pytest.approx(400_000 / 86_400 * delay, rel=0.02)
+    assert mean == pytest.approx(400_000 / given.seconds * delay, rel=0.02)
 
 
 @pytest.mark.parametrize("hours", [1, 24, 240])

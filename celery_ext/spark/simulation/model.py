@@ -73,15 +73,21 @@ class Spread:
             return partial(dice.lognormvariate, middle, self.sigma)
         return lambda: self.mean
 
-    def longer_than(self, seconds: float) -> float:
+    def beyond(self, seconds: float) -> float:
+        """How much longer than `seconds` the lengths are, on average over all; 0 for shorter ones.
+
+        Summed over time, the share of lengths that are longer. (For lognormal ones: the formula of
+        Black and Scholes.)
+        """
         if seconds <= 0:
-            return 1.0
+            return self.mean - seconds
         if self.kind == EXPONENTIAL:
-            return math.exp(-seconds / self.mean)
+            return self.mean * math.exp(-seconds / self.mean)
         if self.kind == CONSTANT or self.sigma == 0:
-            return float(seconds < self.mean)
-        middle = math.log(self.mean) - self.sigma**2 / 2
-        return 1 - NormalDist(middle, self.sigma).cdf(math.log(seconds))
+            return max(self.mean - seconds, 0.0)
+        far = math.log(self.mean / seconds) / self.sigma
+        share = NormalDist().cdf
+        return self.mean * share(far + self.sigma / 2) - seconds * share(far - self.sigma / 2)
 
 
 def _number(default: Any, least: float, most: float, meaning: str) -> Any:

@@ -16,10 +16,8 @@ POINTS = 1440
 #: Of the busiest one, in seconds.
 MINUTE = 60.0
 
-#: Delays are followed until so few are longer.
-_NEGLIGIBLE = 1e-9
-
-_MOST_PERIODS = 10_000
+#: How many times a load is repeated one by one; what is due later is spread evenly over a period.
+_PERIODS = 100
 
 
 class Point(NamedTuple):
@@ -48,7 +46,8 @@ def timeline(
     times = [n * length for n in range(POINTS + 1)]
     due_at, started_at = _at(due, times), _at(started, times)
     longest = _longest(slices, waits, fleet, length)
-    delayed = _delayed(due_at, arrivals.delays if arrivals else None, length, span)
+    delays = arrivals.delays if arrivals else None
+    delayed = _repeated(due, delays, length, span) if delays else [due[-1][1] - at for at in due_at]
     points = []
     for n in range(POINTS):
         ready = max(due_at[n + 1] - started_at[n + 1], 0.0)
@@ -112,30 +111,29 @@ def _longest(
     return found
 
 
-def _delayed(
-    due_at: Sequence[float], delays: Spread | None, length: float, span: float
+def _repeated(
+    due: Sequence[tuple[float, float]], delays: Spread, length: float, span: float
 ) -> list[float]:
-    if delays is None:
-        return [due_at[-1] - due for due in due_at[:-1]]
+    """What is delayed at each point, of a load that goes on like this all the time."""
     period = max(round(span / length), 1)
-    due = [due_at[n + 1] - due_at[n] for n in range(period)]
-    longer = [_longer_by_periods(delays, n * length, length, span) for n in range(period)]
+    part = span / period
+    due_at = _at(due, [n * part for n in range(period + 1)])
+    counts = [due_at[n + 1] - due_at[n] for n in range(period)]
+    shares = [_scheduled(delays, lag * part, part, span) for lag in range(period)]
     one = [
-        sum(due[(n + lag) % period] * longer[lag] for lag in range(period)) for n in range(period)
+        sum(counts[(n + lag) % period] * shares[lag] for lag in range(period))
+        for n in range(period)
     ]
     return [one[n % period] for n in range(POINTS)]
 
 
-def _longer_by_periods(delays: Spread, lag: float, length: float, span: float) -> float:
-    """Of what is due `lag` to `lag + length` ahead, and so in periods to come, what is scheduled.
+def _scheduled(delays: Spread, lag: float, part: float, span: float) -> float:
+    """Of what is due in a part of a period that begins `lag` ahead, how much is scheduled by now.
 
-    As a number of parts of that length; shares within it are averaged by Simpson's rule.
+    Summed over this period and all later ones, each as a share of what falls due in that part.
     """
     total = 0.0
-    for period in range(_MOST_PERIODS):
-        first = lag + period * span
-        low, middle, high = (delays.longer_than(first + part * length) for part in (0, 0.5, 1))
-        total += (low + 4 * middle + high) / 6
-        if low < _NEGLIGIBLE:
-            break
-    return total
+    for period in range(_PERIODS):
+        begin = lag + period * span
+        total += (delays.beyond(begin) - delays.beyond(begin + part)) / part
+    return total + delays.beyond(lag + part / 2 + (_PERIODS - 0.5) * span) / span
