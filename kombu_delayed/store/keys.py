@@ -143,7 +143,7 @@ class QueueKeys:
     latest = _Key("Sorted set key -> its latest due time, for policies.")
 
     def job(self, job_id: str) -> str:
-        """Hash id -> what a job did with it; counts of each run, and the number of shards."""
+        """Hash id -> what a job did with it; counts of runs and attempts; the number of shards."""
         return self._tagged(f"job:{job_id}")
 
     def job_slice(self, job_id: str, number: str) -> str:

@@ -51,8 +51,13 @@ class Job:
 
     @property
     def counter(self) -> str:
-        """The ledger's field with what this run has done; no id begins like that."""
-        return f"\x1f{self.run}"
+        """The ledger's field with what this run has done."""
+        return _counter(self.run)
+
+
+def _counter(name: str) -> str:
+    """A field of the ledger that counts; no id begins like that."""
+    return f"\x1f{name}"
 
 
 class JobShards(Shards):
@@ -74,11 +79,15 @@ class JobShards(Shards):
 
 
 class LedgerStore(Store):
-    """A store that does each thing once in a job; `queues` are those that it was done in."""
+    """A store that does each thing once in a job; `queues` are those that it was done in.
 
-    def __init__(self, store: Store, job: Job) -> None:
+    What an `attempt` does is counted, if it has a name.
+    """
+
+    def __init__(self, store: Store, job: Job, attempt: str = "") -> None:
         vars(self).update(vars(copy(store)))
         self.job = job
+        self._attempt = attempt and _counter(attempt)
         self.shards = JobShards(store, job)
         self.queues: set[str] = set()
 
@@ -87,7 +96,8 @@ class LedgerStore(Store):
         if name not in ONCE:
             return super().call(name, queue, owner, **given)
         self.queues.add(queue)
-        given |= {"run": self.job.counter, "ledger_seconds": self.job.seconds}
+        given |= {"run": self.job.counter, "attempt": self._attempt}
+        given["ledger_seconds"] = self.job.seconds
         return super().call(ONCE[name], queue, self.job.ledger, **given)
 
     def reschedule_call(self, queue: str, moves: Sequence[tuple[str, str, str]]) -> Call:
@@ -103,7 +113,17 @@ class LedgerStore(Store):
 
 def done_by_run(store: Store, job: Job, queue: str) -> int:
     """How many messages a run has made or moved, also in attempts that did not count."""
-    return int(store.run("HGET", store.keys(queue).job(job.ledger), job.counter) or 0)
+    return _sum(store, job, queue, [job.counter])
+
+
+def done_by_attempts(store: Store, job: Job, queue: str, attempts: Sequence[str]) -> int:
+    """How many messages these attempts have made or moved."""
+    return sum(_sum(store, job, queue, part) for part in chunks([*map(_counter, attempts)]))
+
+
+def _sum(store: Store, job: Job, queue: str, fields: Sequence[str]) -> int:
+    counts = store.run("HMGET", store.keys(queue).job(job.ledger), *fields)
+    return sum(int(count or 0) for count in counts)
 
 
 def dealt_with(store: Store, job: Job, queue: str) -> int:

@@ -172,7 +172,7 @@ class Store(Caller):
     def restore_call(self, queue: str, entries: Sequence[tuple[bytes, ...]]) -> Call:
         """The script that restores messages, given as (member, record), and its arguments."""
         parts = [part for entry in entries for part in entry]
-        return self.call("restore", queue, "", run="", ledger_seconds=0, entries=parts)
+        return self.call("restore", queue, "", run="", attempt="", ledger_seconds=0, entries=parts)
 
     def deliver(
         self, queue: str, consumer: str, want: int, tag: int, gate: Gate | None = None, **more: Any

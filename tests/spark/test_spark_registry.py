@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,37 @@ def test_rows_that_the_server_has_lost_fail_a_job(
         writer.commit([written])
     writer.abort([written])
     assert (only(url).state, only(url).operation) == ("failed", operation)
+
+
+def test_lost_rows_are_seen_although_an_attempt_failed(url: str, client: redis.Redis) -> None:
+    """What that one has done counts for the run, not for the rows of the one that came after it."""
+    schema = StructType().add("id", "string").add("task", "string").add("countdown", "double")
+    given = {"broker": url, "job_id": "j", "queue": "celery", "batch_size": 1}
+    options = WriteOptions.parse(given)
+
+    def batches(*ids: str) -> Iterator[pyarrow.RecordBatch]:
+        for id in ids:
+            rows = {"id": [id], "task": ["t"], "countdown": [1e9]}
+            yield pyarrow.RecordBatch.from_pydict(rows)
+
+    def fails() -> Iterator[pyarrow.RecordBatch]:
+        yield from batches("a", "b", "c")
+        raise OSError("the executor is gone")
+
+    writer = BacklogWriter(options, schema)
+    writer.begin()
+    with pytest.raises(OSError, match="executor"):
+        writer.write(fails())
+    snapshot = {key: client.dump(key) for key in client.scan_iter()}
+    written = writer.write(batches("a", "b", "c", "d", "e"))
+    assert (written.rows, written.accepted) == (5, 2)
+    client.flushall()
+    for key, value in snapshot.items():
+        client.restore(key, 0, value)
+    with pytest.raises(RowsLost, match="lost 2 of the 2 rows"):
+        writer.commit([written])
+    writer.commit([writer.write(batches("a", "b", "c", "d", "e"))])
+    assert (only(url).accepted, only(url).already) == (5, 0)
 
 
 def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:

@@ -53,7 +53,7 @@ class OnceStore(Store):
         """As of any store; what schedules does it for what was not there before."""
         if name != "schedule":
             return super().call(name, queue, owner, **given)
-        given |= {"run": self._run_name, "ledger_seconds": self._seconds}
+        given |= {"run": self._run_name, "attempt": "", "ledger_seconds": self._seconds}
         return super().call("schedule_once", queue, self._ledger, **given)
 
     def note_change(self, queue: str) -> None:

@@ -24,7 +24,15 @@ from kombu_delayed.errors import DelayedError, OptionError
 from kombu_delayed.inspection.restore_placement import by_shard, with_noted
 from kombu_delayed.store.calls.scripts import Call, whole
 from kombu_delayed.store.calls.shards import is_shard, queue_of
-from kombu_delayed.store.ledgers import CANCEL, RESTORE, SCHEDULE, Job, LedgerStore, done_by_run
+from kombu_delayed.store.ledgers import (
+    CANCEL,
+    RESTORE,
+    SCHEDULE,
+    Job,
+    LedgerStore,
+    done_by_attempts,
+    done_by_run,
+)
 from kombu_delayed.store.store import Store, chunks
 from kombu_delayed.transport.batch import BATCH_BYTES, Pipeline
 
@@ -51,7 +59,7 @@ class Written(WriterCommitMessage):
     """What one task has done.
 
     `changed` are messages by shard, `rows` those not refused, `accepted` those that the broker has
-    said to have done.
+    said to have done, and counts under the name `attempt`.
     """
 
     rows: int = 0
@@ -59,6 +67,7 @@ class Written(WriterCommitMessage):
     refused: int = 0
     changed: dict[str, int] = field(default_factory=dict)
     rejects: str = ""
+    attempt: str = ""
 
 
 class BacklogWriter(DataSourceArrowWriter):
@@ -98,13 +107,15 @@ class BacklogWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
         """Deal with the rows of a task. Raises RowsRefused, and OperationalError (BulkError)."""
         rejects = Rejects(self.options, self._attempt())
+        attempt = uuid4().hex
         try:
             with connected(self.options) as delayed:
-                store = LedgerStore(delayed.store, self.job)
+                store = LedgerStore(delayed.store, self.job, attempt)
                 written = self._work(delayed, store, iterator, rejects)
         finally:
             rejects.close()
         written.refused, written.rejects = rejects.count, rejects.name
+        written.attempt = attempt
         return written
 
     def _attempt(self) -> str:
@@ -224,7 +235,7 @@ class BacklogWriter(DataSourceArrowWriter):
         written = [each for each in messages if isinstance(each, Written)]
         with connected(self.options, waits=True) as delayed:
             report = self._report(delayed.store, written)
-            self._check_kept(report, sum(each.accepted for each in written))
+            self._check_kept(delayed.store, written)
             if self.options.rejects:
                 names = [each.rejects for each in written if each.rejects]
                 publish(self.options.rejects, names, self.job.run)
@@ -257,15 +268,22 @@ class BacklogWriter(DataSourceArrowWriter):
         refused = sum(each.refused for each in written)
         return JobReport(self.job.id, accepted, already, refused, queues, self.dropped)
 
-    def _check_kept(self, report: JobReport, accepted: int) -> None:
+    def _check_kept(self, store: Store, written: list[Written]) -> None:
         """Raises RowsLost where the broker knows less than it has said to the tasks.
 
         Of a job that takes longer than its ledgers are kept it may know less.
         """
-        is_kept = self.options.operation != CANCEL and monotonic() - self._began < self.job.seconds
-        if is_kept and report.accepted < accepted:
+        if self.options.operation == CANCEL or monotonic() - self._began >= self.job.seconds:
+            return
+        attempts: dict[str, list[str]] = {}
+        for each in written:
+            for shard in each.changed:
+                attempts.setdefault(shard, []).append(each.attempt)
+        kept = sum(done_by_attempts(store, self.job, *each) for each in attempts.items())
+        accepted = sum(each.accepted for each in written)
+        if kept < accepted:
             raise RowsLost(
-                f"the broker has lost {accepted - report.accepted:,} of the {accepted:,} rows that "
+                f"the broker has lost {accepted - kept:,} of the {accepted:,} rows that "
                 f"job {self.job.id} wrote: it was started without its latest data, or a failover "
                 "lost them. Run the job again with the same job_id to write them again"
             )

@@ -1,10 +1,10 @@
 -- reschedule_once: give delayed messages another due time, each id once a job; one that has come makes them ready.
 -- Twice is safe for as long as the ledger is kept, even if the new time was computed from the old one.
 -- keys: partitions delayed messages duplicates unique unique_due wake events job ledgers_until moved ready...
--- arguments: now partition_size:number steps whole event_limit:number run ledger_seconds:number entries...
---   job: HASH id -> 1: the job has moved it, 0: it was not delayed; run -> how many it moved
+-- arguments: now partition_size:number steps whole event_limit:number run attempt ledger_seconds:number entries...
+--   job: HASH id -> 1: the job has moved it, 0: it was not delayed; run, attempt -> how many it moved
 --   whole: 1: an id stands for all messages that share it, 0: for one member
---   run: field of the ledger that counts what this run has moved
+--   run, attempt: fields of the ledger that count what this run and this attempt have moved; attempt may be empty
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
 -- include: clock waiting ready buckets backlog events moved expiry unique_gone reschedule past_ledgers ledger
 -- returns as text how many were moved, for each id; O(log n) a message
@@ -20,7 +20,7 @@ for i = 1, #entries, 3 do
   counts[#counts + 1] = count
   total = total + count
 end
-redis.call('HINCRBY', job, run, total)
+count_done(total, run, attempt)
 tell_together(job_name('reschedule'))
 keep_ledger()
 drop_past_ledgers(ledgers_until)

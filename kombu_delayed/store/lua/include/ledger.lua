@@ -72,6 +72,11 @@ local function keep(key, expires, later_ms)
   end
 end
 
+local function count_done(count, run, attempt)
+  redis.call('HINCRBY', job, run, count)
+  if attempt ~= '' and count > 0 then redis.call('HINCRBY', job, attempt, count) end
+end
+
 -- When it has been written.
 local function keep_ledger()
   local expires = redis.call('EXISTS', ledgers_until:sub(1, -#'ledgers-until' - 1) .. 'expires') == 1
