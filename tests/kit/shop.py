@@ -220,7 +220,7 @@ def _trends(store: Store, chance: random.Random) -> None:
         for start in range(0, len(times), 200):
             tallies = Tallies()
             for at in times[start : start + 200]:
-                busy = 1 + math.sin((at % 86_400 / 86_400 - 0.3) * 2 * math.pi)
+                busy = 1.2 + math.sin((at % 86_400 / 86_400 - 0.3) * 2 * math.pi)
                 for name in names:
                     count = busy * chance.randrange(2, 9) / (15 if at >= now - 3_600 else 1)
                     _count(tallies, name, at, int(count + chance.random()), chance)
