@@ -32,8 +32,9 @@ from .waiting_task import register
 #: The id of an expectation is made of the task that asks and the key: a second run has the same.
 _NAMESPACE = uuid.UUID("6f4ce7a2-4b8e-4d4f-9a55-2f3bb5d3c3d1")
 
-#: One message at a time is made in a process: they share a channel.
-_making = threading.Lock()
+#: One message at a time is made in a process: they share a channel. The same thread may take it
+#: again: with Python 3.14 an error of a signal handler may leave it locked (python/cpython#148874).
+_making = threading.RLock()
 
 
 @dataclass(frozen=True)

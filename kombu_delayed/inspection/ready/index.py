@@ -13,7 +13,7 @@ from bisect import bisect, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
-from threading import Lock
+from threading import RLock
 from typing import Any, NamedTuple
 
 from ...message.envelope import open_envelope
@@ -81,7 +81,8 @@ class _Known:
     #: The number of the newest message that has come, and the SHA-1 of the newest ones by number.
     count: int = 0
     recent: dict[int, str] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
+    #: A thread may take it again: a signal handler, or who was interrupted when it had just got it.
+    lock: Any = field(default_factory=RLock)
 
     @property
     def newest(self) -> str:
