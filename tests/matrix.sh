@@ -85,7 +85,8 @@ for version in $pythons; do
             if [[ -z $kinds ]]; then
                 result="FAILED: no server"
             elif KOMBU_DELAYED_TEST_SERVERS=$kinds "$venv/bin/python" -m pytest -q \
-                --ignore=tests/benchmarks -m "not benchmark and not slow" \
+                --ignore=tests/benchmarks -n 3 --dist loadfile --no-loadscope-reorder \
+                -m "not benchmark and not slow" \
                 -p no:cacheprovider ${PYTEST_ARGS:-} </dev/null >>"$log" 2>&1 \
                 && grep -Eq '[1-9][0-9]* passed' <(tail -n 1 "$log"); then
                 result=$(tail -n 1 "$log")
