@@ -81,7 +81,7 @@ class JobShards(Shards):
 class LedgerStore(Store):
     """A store that does each thing once in a job; `queues` are those that it was done in.
 
-    What an `attempt` does is counted, if it has a name.
+    What an `attempt` deals with is counted, if it has a name.
     """
 
     def __init__(self, store: Store, job: Job, attempt: str = "") -> None:
@@ -116,8 +116,11 @@ def done_by_run(store: Store, job: Job, queue: str) -> int:
     return _sum(store, job, queue, [job.counter])
 
 
-def done_by_attempts(store: Store, job: Job, queue: str, attempts: Sequence[str]) -> int:
-    """How many messages these attempts have made or moved."""
+def answered(store: Store, job: Job, queue: str, attempts: Sequence[str]) -> int:
+    """How many ids these attempts have dealt with, or found dealt with before.
+
+    A server that has lost what it has said to one of them has lost this, too.
+    """
     return sum(_sum(store, job, queue, part) for part in chunks([*map(_counter, attempts)]))
 
 

@@ -30,7 +30,7 @@ from kombu_delayed.store.ledgers import (
     SCHEDULE,
     Job,
     LedgerStore,
-    done_by_attempts,
+    answered,
     done_by_run,
 )
 from kombu_delayed.store.store import Store, chunks
@@ -58,12 +58,12 @@ class RowsLost(DelayedError):
 class Written(WriterCommitMessage):
     """What one task has done.
 
-    `changed` are messages by shard, `rows` those not refused, `accepted` those that the broker has
-    said to have done, and counts under the name `attempt`.
+    `changed` are messages by shard, `rows` those not refused. The broker counts under the name
+    `attempt` how often it has `answered`, for an id in a shard.
     """
 
     rows: int = 0
-    accepted: int = 0
+    answered: int = 0
     refused: int = 0
     changed: dict[str, int] = field(default_factory=dict)
     rejects: str = ""
@@ -170,7 +170,8 @@ class BacklogWriter(DataSourceArrowWriter):
             on_refused=lambda refused: rejects.add(rows.current, refused.reason),
         )
         changed = dict.fromkeys(store.queues, 0)
-        return Written(report.accepted + report.already, report.accepted, changed=changed)
+        count = report.accepted + report.already
+        return Written(count, count, changed=changed)
 
     def _change(self, store: LedgerStore, rows: Iterable[tuple[Any, ...]], pace: Pace) -> Written:
         written = Written()
@@ -180,10 +181,12 @@ class BacklogWriter(DataSourceArrowWriter):
             counts = numbers(answer)
             if is_restore:  # how many are there now, and how many were before
                 written.rows += sum(counts)
+                written.answered += sum(counts)
                 counts = counts[:1]
-            elif not is_shard(shard):  # each is looked for in all of them
-                written.rows += len(counts)
-            written.accepted += sum(counts)
+            else:
+                written.answered += len(counts)
+                if not is_shard(shard):  # each is looked for in all of them
+                    written.rows += len(counts)
             written.changed[shard] = written.changed.get(shard, 0) + sum(counts)
 
         pipeline = Pipeline(store, count)
@@ -269,9 +272,10 @@ class BacklogWriter(DataSourceArrowWriter):
         return JobReport(self.job.id, accepted, already, refused, queues, self.dropped)
 
     def _check_kept(self, store: Store, written: list[Written]) -> None:
-        """Raises RowsLost where the broker knows less than it has said to the tasks.
+        """Raises RowsLost where the broker knows less of what it has said to the tasks.
 
-        Of a job that takes longer than its ledgers are kept it may know less.
+        Then it may have lost those rows, too. Of a job that takes longer than its ledgers are kept
+        it may know less.
         """
         if self.options.operation == CANCEL or monotonic() - self._began >= self.job.seconds:
             return
@@ -279,11 +283,13 @@ class BacklogWriter(DataSourceArrowWriter):
         for each in written:
             for shard in each.changed:
                 attempts.setdefault(shard, []).append(each.attempt)
-        kept = sum(done_by_attempts(store, self.job, *each) for each in attempts.items())
-        accepted = sum(each.accepted for each in written)
-        if kept < accepted:
+        known = sum(answered(store, self.job, *each) for each in attempts.items())
+        answers = sum(each.answered for each in written)
+        if known < answers:
+            rows = sum(each.rows for each in written)
+            lost = -(-(answers - known) * rows // answers)  # each may be asked for in some shards
             raise RowsLost(
-                f"the broker has lost {accepted - kept:,} of the {accepted:,} rows that "
+                f"the broker may have lost {lost:,} of the {rows:,} rows that "
                 f"job {self.job.id} wrote: it was started without its latest data, or a failover "
                 "lost them. Run the job again with the same job_id to write them again"
             )

@@ -5,7 +5,8 @@
 -- include: clock buckets bucket_scan repair past_ledgers
 -- returns {the next cursor, '0' at the end, ledgers looked at, bytes read, ledger, fault, …}, where the fault is past; O(count · log n)
 local function fault_of(job)
-  return tonumber(redis.call('ZSCORE', ledgers_until, job)) <= now_ms and 'past'
+  local its_ms = tonumber(redis.call('ZSCORE', ledgers_until, job))
+  return its_ms <= now_ms and not needed_until(ledgers_until, job, its_ms) and 'past'
 end
 
 local function put_right(job)

@@ -2,9 +2,10 @@
 -- Twice is safe for as long as the ledger is kept, even if the new time was computed from the old one.
 -- keys: partitions delayed messages duplicates unique unique_due wake events job ledgers_until moved ready...
 -- arguments: now partition_size:number steps whole event_limit:number run attempt ledger_seconds:number entries...
---   job: HASH id -> 1: the job has moved it, 0: it was not delayed; run, attempt -> how many it moved
+--   job: HASH id -> 1: the job has moved it, 0: it was not delayed; run -> how many it moved; attempt -> how many entries it had
 --   whole: 1: an id stands for all messages that share it, 0: for one member
---   run, attempt: fields of the ledger that count what this run and this attempt have moved; attempt may be empty
+--   run: field of the ledger that counts what this run has moved
+--   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
 -- include: clock waiting ready buckets backlog events moved expiry unique_gone reschedule past_ledgers ledger
 -- returns as text how many were moved, for each id; O(log n) a message
@@ -20,7 +21,7 @@ for i = 1, #entries, 3 do
   counts[#counts + 1] = count
   total = total + count
 end
-count_done(total, run, attempt)
+count_done(total, #entries / 3, run, attempt)
 tell_together(job_name('reschedule'))
 keep_ledger()
 drop_past_ledgers(ledgers_until)

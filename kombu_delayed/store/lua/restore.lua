@@ -4,8 +4,9 @@
 -- each message once, even if it has run since.
 -- keys: partitions delayed messages duplicates wake events unique unique_due job ledgers_until
 -- arguments: partition_size:number event_limit:number now bucket_bytes:number run attempt ledger_seconds:number entries...
---   job: HASH member -> 1: the job has restored it, 0: it was there; run, attempt -> how many it restored
---   run, attempt: fields of the ledger that count what this run and this attempt have restored; attempt may be empty
+--   job: HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored; attempt -> how many entries it had
+--   run: field of the ledger that counts what this run has restored
+--   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   ledger_seconds: 0: no ledger
 --   entries: member, priority step + due_ms + message, without due_ms (or empty) for one that is elsewhere in the queue; …
 -- include: clock waiting buckets bucket_add backlog gather events unique past_ledgers ledger
@@ -78,7 +79,7 @@ for i = 1, #entries, 2 do
 end
 index_gathered()
 if has_ledger then
-  count_done(counts[1], run, attempt)
+  count_done(counts[1], #entries / 2, run, attempt)
   tell_together(job_name('restore'))
   keep_ledger()
   drop_past_ledgers(ledgers_until)

@@ -3,8 +3,9 @@
 -- keys: partitions delayed messages duplicates wake events job ledgers_until moved dictionaries ready...
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number event_limit:number run attempt ledger_seconds:number
 -- arguments: dictionary entries...
---   job: HASH id -> 1: the job has made it, 0: it was there; run, attempt -> how many it made
---   run, attempt: fields of the ledger that count what this run and this attempt have made; attempt may be empty
+--   job: HASH id -> 1: the job has made it, 0: it was there; run -> how many it made; attempt -> how many entries it had
+--   run: field of the ledger that counts what this run has made
+--   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
 --   dictionary: the version of the one with which some records are compressed; empty: none is
 -- include: clock waiting ready check_lists buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
@@ -25,7 +26,7 @@ for i = 1, #entries, 3 do
     note_in_ledger(id, 0)
   end
 end
-count_done(counts[1] + counts[2], run, attempt)
+count_done(counts[1] + counts[2], #entries / 3, run, attempt)
 announce_scheduled()
 tell_together(job_name())
 keep_ledger()  -- who declares an expiry has left a note of it now

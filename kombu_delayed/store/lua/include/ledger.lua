@@ -14,7 +14,8 @@ local function begin(ledgers)
   local before = redis.call('ZMSCORE', ledgers_until, unpack(ledgers))
   redis.call('ZADD', ledgers_until, unpack(entries))
   for i, its_ms in ipairs(before) do
-    if its_ms and tonumber(its_ms) <= now_ms then drop_ledger(ledgers[i]) end
+    its_ms = tonumber(its_ms or nil)
+    if its_ms and its_ms <= now_ms and not needed_until(ledgers_until, ledgers[i], its_ms) then drop_ledger(ledgers[i]) end
   end
 end
 
@@ -72,15 +73,18 @@ local function keep(key, expires, later_ms)
   end
 end
 
-local function count_done(count, run, attempt)
-  redis.call('HINCRBY', job, run, count)
-  if attempt ~= '' and count > 0 then redis.call('HINCRBY', job, attempt, count) end
+local function count_done(done, of, run, attempt)
+  redis.call('HINCRBY', job, run, done)
+  if attempt ~= '' then redis.call('HINCRBY', job, attempt, of) end
 end
 
 -- When it has been written.
 local function keep_ledger()
   local expires = redis.call('EXISTS', ledgers_until:sub(1, -#'ledgers-until' - 1) .. 'expires') == 1
-  if in_slices > 0 then redis.call('HINCRBY', job, '\31in-slices', in_slices) end
+  if in_slices > 0 then
+    redis.call('HINCRBY', job, '\31in-slices', in_slices)
+    redis.call('HSETNX', job, '\31sliced', string.format('%.0f', now_ms))
+  end
   keep(job, expires, 0)
   keep(ledgers_until, expires, 0)
   if expires then
