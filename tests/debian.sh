@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-packages=python3.14-dev,python3.14-venv,redis-server,libfaketime,default-jre-headless,gcc,git,procps,openssl
+packages=python3.14-dev,python3.14-venv,redis-server,libfaketime,default-jre-headless,chromium,gcc,git,procps,openssl
 root=$PWD/.matrix/debian
 if [[ ! -e $root.ready ]]; then
     rm -rf "$root"
@@ -14,11 +14,11 @@ if [[ ! -e $root.ready ]]; then
     touch "$root.ready"
 fi
 mkdir -p "$root$PWD" "$root/etc/ssl/certs"
-touch "$root/etc/resolv.conf" "$root/etc/pip.conf"
+touch "$root/etc/resolv.conf" "$root/etc/hosts" "$root/etc/pip.conf"
 
 # What is mounted here ends with the command.
 inside='
-    for place in /proc /dev /etc/resolv.conf /etc/pip.conf /etc/ssl/certs "$PWD"; do
+    for place in /proc /dev /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs "$PWD"; do
         [[ ! -e $place ]] || mount --rbind "$place" "$0$place"
     done
     exec chroot "$0" env HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \

@@ -40,7 +40,6 @@ def test_a_worker_ends_while_its_server_is_away(
     own_server: Server, tmp_path: Path, pool: str
 ) -> None:
     """Its heartbeat, which nobody takes, holds nobody up: the tasks end when that is due."""
-    pytest.importorskip("eventlet" if pool == "eventlet" else "celery")
     settings = Settings(f"delayed+{own_server.url}", ledger=str(tmp_path / "ledger"))
     with make_app(settings) as app:
         app.tasks["sleep"].delay(4)

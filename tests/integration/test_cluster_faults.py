@@ -65,7 +65,6 @@ def test_the_threads_of_leases_and_the_loop_find_the_slots(
     cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, pool: str
 ) -> None:
     """They are threads of the system, and a socket that one opens is of no use to the others."""
-    pytest.importorskip(pool)
     setup = settings(cluster, ledger, delayed_lease_seconds=1.0, delayed_replicas_to_wait=0)
     worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=names)
     with worker, make_app(setup) as app:

@@ -151,6 +151,7 @@ def test_values(column: str, message: dict[str, Any], value: Any) -> None:
     assert found == value
 
 
+@pytest.mark.usefixtures("spark")
 def test_what_others_wrote_stops_no_reader() -> None:
     """Arrow takes all of it."""
     reader = BacklogReader(

@@ -128,7 +128,7 @@ def _job(client: redis.Redis) -> str:
     return key.decode().removeprefix("{celery}:job:")
 
 
-# Without Spark.
+# Without a query.
 
 
 def writer(url: str, **options: str) -> StreamWriter:
@@ -136,11 +136,13 @@ def writer(url: str, **options: str) -> StreamWriter:
     return StreamWriter({"broker": url, "checkpointLocation": "x", **options}, schema)
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_batch_that_nobody_tells_of(url: str) -> None:
     with pytest.raises(OptionError, match="does not provide the query and the number"):
         writer(url).write(iter([]))
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_backlog_is_not_overwritten(url: str) -> None:
     with pytest.raises(OptionError, match="is not overwritten: use outputMode"):
         DefaultSource({"broker": url}).streamWriter(StructType.fromDDL(SCHEMA), True)
