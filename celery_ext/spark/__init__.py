@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.errors import OptionError
-from kombu_delayed.store.ledgers import CANCEL, RESCHEDULE, SCHEDULE
+from kombu_delayed.store.ledgers import CANCEL, RESCHEDULE, SCHEDULE, Job
 
 from .connect import connected
 from .options import (
@@ -19,8 +20,8 @@ from .options import (
     WriteOptions,
     as_texts,
 )
-from .sink.job_ledger import JobReport, read_report
-from .sink.registry import JobState, forget, listed
+from .sink.job_ledger import JobReport, may_be_done, read_report
+from .sink.registry import JobState, end, forget, listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,13 +89,13 @@ def reschedule(df: DataFrame, **options: Any) -> JobReport:
     like `schedule`.
     """
     # Rows that come from the backlog are read before any of them moves, or some would come again.
-    return run_job(df.localCheckpoint(eager=True), RESCHEDULE, options)
+    context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect has none
+    is_kept = context is not None and context.getCheckpointDir()
+    return run_job(df.checkpoint() if is_kept else df.localCheckpoint(), RESCHEDULE, options)
 
 
 def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport:
     """Do with each row what an operation of `WriteOptions` says. Raises as `schedule`."""
-    from pyspark.errors import AnalysisException
-
     _adopt(df.sparkSession)
     options = {**options, "operation": operation}
     given = WriteOptions.parse(options)
@@ -107,9 +108,13 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
             write_rejecting(df, given)
         else:
             df.write.format(FORMAT).options(**texts).mode("append").save()
-    except (AnalysisException, OptionError):  # nothing was done
+    except KeyboardInterrupt:  # PySpark cancels the job, and may not say so to its writer
+        with suppress(Exception), connected(given) as delayed:
+            end(delayed.store, Job(given.job_id, "", given.ledger_seconds, operation), None)
         raise
     except Exception as error:
+        if not may_be_done(error):
+            raise
         if "DATA_SOURCE_NOT_FOUND" in str(error):
             raise OptionError(
                 "Spark's Python processes do not find kombu-delayed: set PYSPARK_PYTHON to "

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import redis
@@ -40,6 +41,20 @@ def test_reschedule_relative(spark: SparkSession, url: str, client: redis.Redis)
     assert eta == "2100-01-05T04:00:00+00:00"
     assert reschedule(later, broker=url, job_id="j").accepted == 0
     assert check_backlog(client, "celery") == expected
+
+
+def test_rows_to_reschedule_are_kept_where_spark_keeps_them(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    """Those in an executor are gone with it."""
+    schedule(numbered(spark, 10), broker=url)
+    later = numbered(spark, 10, eta=F.lit("2100-02-01")).drop("task")
+    spark.sparkContext.setCheckpointDir(str(tmp_path))
+    try:
+        assert reschedule(later, broker=url, queue="celery").accepted == 10
+    finally:
+        spark.sparkContext._jsc.sc().setCheckpointDir(None)  # type: ignore[union-attr]
+    assert [*tmp_path.rglob("part-*")]
 
 
 def test_another_operation_is_another_job(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import redis
+from pyspark.errors import AnalysisException, PythonException
 from pyspark.sql.types import StructType
 
 from celery_ext.spark import forget_job, job_report, jobs
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink import registry
-from celery_ext.spark.sink.job_ledger import JobReport, keep_report
+from celery_ext.spark.sink.job_ledger import JobReport, keep_report, may_be_done
 from celery_ext.spark.sink.registry import JobRuns, JobState, Progress
 from celery_ext.spark.sink.write import BacklogWriter, RowsLost
+from kombu_delayed.errors import OptionError
 from kombu_delayed.store.ledgers import Job, LedgerStore
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
@@ -138,6 +141,58 @@ def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:
     assert client.ttl("kombu-delayed-job:j:reschedule:state") > 0
 
 
+def test_two_runs_of_a_job(store: Store, url: str) -> None:
+    """What becomes of one says nothing of the other."""
+    first, second = Job("j", "first", 100), Job("j", "second", 100)
+    registry.begin(store, first, "")
+    late = Progress(store, second)
+    for report, found in ((None, "failed"), (JobReport("j", 5), "ended")):
+        registry.begin(store, second, "")
+        registry.end(store, second, report)
+        late.add(1)
+        late.tell()  # by a task that was too late
+        assert only(url).state == found
+        progress = Progress(store, first)
+        progress.add(1)
+        progress.tell()
+        assert (only(url).state, only(url).accepted) == ("running", None)
+        with pytest.raises(JobRuns):
+            forget_job("j", broker=url)
+    registry.end(store, first, JobReport("j", 7))
+    assert (only(url).state, only(url).accepted) == ("ended", 7)
+    registry.end(store, Job("j", "", 100), None)  # whichever of them runs
+    progress.add(1)
+    progress.tell()
+    assert only(url).state == "failed"
+
+
+def test_a_job_is_listed_that_ends_after_the_server_lost_its_data(
+    store: Store, url: str, client: redis.Redis
+) -> None:
+    for report, state in ((None, "failed"), (JobReport("j", 5), "ended")):
+        registry.begin(store, JOB, "")
+        client.flushall()
+        registry.end(store, JOB, report)
+        assert only(url).state == state
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (AnalysisException("Failed to commit or abort Python data source write: x"), True),
+        (AnalysisException("Failed to initialize Python data source writer: x"), False),
+        (AnalysisException("[UNRESOLVED_COLUMN] x"), False),
+        (OptionError("x"), False),
+        (PythonException("x"), True),
+        (KeyboardInterrupt(), True),
+    ],
+    ids=lambda value: f"{value!r}",
+)
+def test_after_which_errors_rows_may_be_there(error: BaseException, expected: bool) -> None:
+    """Spark calls what a data source raises an analysis, at the begin of a write and its end."""
+    assert may_be_done(error) is expected
+
+
 def test_only_the_last_jobs_are_kept(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,8 +229,16 @@ def test_forget(store: Store, url: str, client: redis.Redis) -> None:
     assert len(check_backlog(client, "q")) == 690
 
 
+@pytest.mark.parametrize(
+    ("sent", "state"), [(signal.SIGKILL, "running"), (signal.SIGINT, "failed")]
+)
 def test_a_driver_that_is_lost(
-    url: str, client: redis.Redis, tmp_path: Path, request: pytest.FixtureRequest
+    sent: signal.Signals,
+    state: str,
+    url: str,
+    client: redis.Redis,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     path = tmp_path / "rows.parquet"
     rows: dict[str, Any] = {
@@ -189,12 +252,17 @@ def test_a_driver_that_is_lost(
     driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: len(check_some(client)) > 0, "rows are written", 120)
+        driver.send_signal(sent)
+        driver.wait(60)
     finally:
-        os.killpg(driver.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(driver.pid, signal.SIGKILL)
         _, told = driver.communicate()
+    assert "Traceback" not in told
+    assert (sent == signal.SIGINT) == ("Some rows may be done. To continue, run it" in told)
     lost = only(url)
     assert f"Job {lost.job_id}\n" in told
-    assert (lost.operation, lost.label, lost.state) == ("schedule", str(path), "running")
+    assert (lost.operation, lost.label, lost.state) == ("schedule", str(path), state)
     written = len(check_backlog(client, "celery"))
     assert 0 < written < COUNT
 

@@ -6,6 +6,7 @@ calls the function of its module in `celery_ext.spark` and prints what came of i
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,15 +18,17 @@ import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from kombu.exceptions import OperationalError
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn
 from rich.table import Table
 
 from celery_ext.app.commands import all_of
 from celery_ext.spark.commands.java import session
+from celery_ext.spark.sink.job_ledger import may_be_done
 from celery_ext.tasks.formatting import progress_bars
-from kombu_delayed.errors import DelayedError, OptionError
+from kombu_delayed.errors import DelayedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,16 +43,33 @@ _PYTHON_ERROR = re.compile(
     r"^(?!org\.|java\.)(?:(?:\w+\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE
 )
 
+#: Where Spark goes on with its plan, the text of a query, or a trace.
+_BEHIND = re.compile(r";\s*\n'|\n\n?== |\n\nJVM stacktrace")
+
+#: Loggers that print an error, with its traces, which is told in a line as well.
+_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+
+#: What is known to go wrong: its meaning is a line.
+_ERRORS = (DelayedError, OperationalError, PySparkException, Py4JJavaError)
+
 console = Console(stderr=True)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Not py4j's trace of an interrupt, which it gives to the root logger."""
+    return "while sending command" not in record.getMessage()
 
 
 class Jobs(DYMGroup):
     """Commands whose known errors are one line and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        for name in _LOGGERS:
+            PySparkLogger.getLogger(name).disabled = True
+        logging.getLogger().addFilter(_is_news)
         try:
             return super().invoke(ctx)
-        except (DelayedError, OperationalError, PySparkException, Py4JJavaError) as error:
+        except _ERRORS as error:
             raise click.ClickException(meaning(error)) from error
 
 
@@ -58,7 +78,7 @@ def meaning(error: Exception) -> str:
     if isinstance(error, Py4JJavaError):
         return " ".join(_SPARK_ERROR.findall(str(error))) or error.java_exception.toString()
     found = _PYTHON_ERROR.findall(str(error)) if isinstance(error, PySparkException) else ()
-    return found[-1].strip() if found else str(error).split("\n\nJVM stacktrace")[0]
+    return found[-1].strip() if found else _BEHIND.split(str(error))[0]
 
 
 @click.group(cls=Jobs)
@@ -158,12 +178,11 @@ def run_again(job_id: str) -> Iterator[None]:
     click.echo(f"Job {job_id}", err=True)
     try:
         yield
-    except (AnalysisException, OptionError):  # nothing has begun
-        raise
-    except (DelayedError, OperationalError, PySparkException, Py4JJavaError, KeyboardInterrupt):
-        click.echo(
-            f"Some rows may be done. To continue, run it again with --job-id {job_id}", err=True
-        )
+    except (*_ERRORS, KeyboardInterrupt) as error:
+        if may_be_done(error):
+            click.echo(
+                f"Some rows may be done. To continue, run it again with --job-id {job_id}", err=True
+            )
         raise
 
 

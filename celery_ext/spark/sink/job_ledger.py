@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 
+from kombu_delayed.errors import OptionError
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_report
 from kombu_delayed.store.ledgers import Job
@@ -26,6 +27,15 @@ class JobReport:
     refused: int = 0
     queues: dict[str, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+
+
+def may_be_done(error: BaseException) -> bool:
+    """Whether rows may have been written before Spark's error of a write."""
+    from pyspark.errors import AnalysisException
+
+    # Spark says "analysis" of what a data source raises at the begin, and at the end as well.
+    is_analysis = isinstance(error, AnalysisException) and "Failed to commit" not in str(error)
+    return not is_analysis and not isinstance(error, OptionError)
 
 
 def keep_report(store: Store, job: Job, report: JobReport) -> None:

@@ -78,40 +78,44 @@ class JobState:
 
 
 def begin(store: Store, job: Job, label: str, total_rows: int = 0) -> None:
-    """Let a job be found, before its first row is written.
-
-    On a full server a job that makes room goes on, though it is not listed.
-    """
+    """Let a job be found, before its first row is written."""
     prefix = store.keys("").prefix
     fields = {"state": RUNNING, "label": label[:_LABEL_LENGTH]}
     if total_rows:
         fields["total_rows"] = str(total_rows)
     _note(store, job, fields, begins=1)
-    try:
-        _list(store, job)
-    except ResponseError as error:
-        if job.operation != CANCEL or not isinstance(translate(error), ServerFull):
-            raise
+    _list(store, job)
     store.run("ZREMRANGEBYRANK", jobs(prefix), 0, -JOBS - 1)
 
 
 def _list(store: Store, job: Job) -> None:
+    """On a full server a job that makes room goes on, though it is not listed."""
     key = jobs(store.keys("").prefix)
-    store.run("ZADD", key, round(time.time() * 1000), job.ledger)
+    try:
+        store.run("ZADD", key, round(time.time() * 1000), job.ledger)
+    except ResponseError as error:
+        if job.operation != CANCEL or not isinstance(translate(error), ServerFull):
+            raise
 
 
 def end(store: Store, job: Job, report: JobReport | None) -> None:
-    """Note what a job has done; None: it has failed."""
-    if report is None:
-        _note(store, job, {"state": FAILED})
-        _list(store, job)  # again, where the server has lost its data
-        return
-    counts = {name: str(getattr(report, name)) for name in _COUNTS}
-    _note(store, job, {"state": ENDED, **counts})
+    """Note what a run of a job has done; None: it has failed. Without a name: all of its runs."""
+    fields = {"state": FAILED, "ended": job.run}
+    if report is not None:
+        counts = {name: str(getattr(report, name)) for name in _COUNTS}
+        fields |= {"state": ENDED, **counts}
+    _note(store, job, fields)
+    _list(store, job)  # again, where the server has lost its data
 
 
 def _note(
-    store: Store, job: Job, fields: Mapping[str, str], *, begins: int = 0, rows: int = 0
+    store: Store,
+    job: Job,
+    fields: Mapping[str, str],
+    *,
+    begins: int = 0,
+    run: str = "",
+    rows: int = 0,
 ) -> None:
     what = {"id": job.id, "operation": job.operation, **fields}
     script("note_job")(
@@ -119,6 +123,7 @@ def _note(
         state=job_state(job.ledger, store.keys("").prefix),
         now=store.now,
         begins=begins,
+        run=run,
         rows=rows,
         kept_seconds=job.seconds,
         fields=[text for pair in what.items() for text in pair],
@@ -140,7 +145,7 @@ class Progress:
     def tell(self) -> None:
         """Tell what was not told yet."""
         if self._rows:
-            _note(self._store, self._job, {}, rows=self._rows)
+            _note(self._store, self._job, {"state": RUNNING}, run=self._job.run, rows=self._rows)
         self._rows, self._told_at = 0, self._clock()
 
 
