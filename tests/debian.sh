@@ -16,9 +16,9 @@ fi
 mkdir -p "$root$PWD" "$root/etc/ssl/certs"
 touch "$root/etc/resolv.conf" "$root/etc/hosts" "$root/etc/pip.conf"
 
-# What is mounted here ends with the command.
+# What is mounted here ends with the command. This checkout first: it has nothing of the others below it.
 inside='
-    for place in /proc /dev /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs "$PWD"; do
+    for place in "$PWD" /proc /dev /etc/resolv.conf /etc/hosts /etc/pip.conf /etc/ssl/certs; do
         [[ ! -e $place ]] || mount --rbind "$place" "$0$place"
     done
     exec chroot "$0" env HOME=/root LANG=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin \
