@@ -111,7 +111,8 @@ def tidy(delayed: Delayed) -> list[TaskInfo]:
 def test_what_is_published_is_the_same_each_time(tmp_path: Path) -> None:
     for directory in (tmp_path / "first", tmp_path / "second"):
         run = [sys.executable, "-m", "hatchling", "build", "-d", str(directory)]
-        subprocess.run(run, cwd=ROOT, check=True, capture_output=True)
+        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     names = sorted(each.name for each in (tmp_path / "first").iterdir())
     assert [name.partition("-")[2] for name in names] == [
         f"{__version__}-py3-none-any.whl",
