@@ -24,8 +24,9 @@ OPERATIONS = (SCHEDULE, CANCEL, RESCHEDULE, RESTORE)
 #: Parts of a ledger that one call drops, and how many parts there are.
 DROPPED_TOGETHER, SLICES = 64, 4096
 
-#: The ledger's field with how many ids are in its parts; no id begins like that.
-IN_SLICES = "\x1fin-slices"
+#: Fields of the ledger: how many ids are in its parts, since when it has some, and how many
+#: attempts it counts, each in a field. No id begins like that.
+IN_SLICES, SLICED, ATTEMPTS = "\x1fin-slices", "\x1fsliced", "\x1fattempts"
 
 #: The scripts that write to a ledger, by what they do.
 ONCE = {SCHEDULE: "schedule_once", RESCHEDULE: "reschedule_once", RESTORE: "restore"}
@@ -132,7 +133,9 @@ def _sum(store: Store, job: Job, queue: str, fields: Sequence[str]) -> int:
 def dealt_with(store: Store, job: Job, queue: str) -> int:
     """About how many ids a job has dealt with, in all of its runs."""
     key = store.keys(queue).job(job.ledger)
-    return int(store.run("HLEN", key)) + int(store.run("HGET", key, IN_SLICES) or 0)
+    in_slices, sliced, attempts = store.run("HMGET", key, IN_SLICES, SLICED, ATTEMPTS)
+    count = int(store.run("HLEN", key)) + int(in_slices or 0)
+    return count - (sliced is not None) - (0 if attempts is None else int(attempts) + 1)
 
 
 def drop_ledger(store: Store, queue: str, ledger: str) -> int:

@@ -134,8 +134,8 @@ def restore(rows: DataFrame, **options: Any) -> JobReport:
 def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int]]:
     """Gives a function that says about how many messages a restore has dealt with by now.
 
-    It looks at the job's ledgers, which have those of earlier runs, and a field for each attempt at
-    a task. `options` are those of `restore`, with a `job_id`. Raises Kombu's OperationalError.
+    It looks at the job's ledgers, which have those of earlier runs and a field or two beside them.
+    `options` are those of `restore`, with a `job_id`. Raises Kombu's OperationalError.
     """
     given = WriteOptions.parse({**options, "operation": RESTORE})
     job = Job(given.job_id, "", given.ledger_seconds, RESTORE)

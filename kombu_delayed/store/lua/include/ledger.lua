@@ -75,7 +75,7 @@ end
 
 local function count_done(done, of, run, attempt)
   redis.call('HINCRBY', job, run, done)
-  if attempt ~= '' then redis.call('HINCRBY', job, attempt, of) end
+  if attempt ~= '' and redis.call('HINCRBY', job, attempt, of) == of then redis.call('HINCRBY', job, '\31attempts', 1) end
 end
 
 -- When it has been written.
