@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -81,35 +81,40 @@ def use(app: Celery, delayed: Delayed, id: str) -> None:
     assert delayed.cancel(id)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_interrupted_call(server: Server, name: str) -> None:
-    """Others go on, in the same thread and in another one, and are answered what is theirs."""
-    app = make_app(Settings(f"delayed+{server.url}"))
-    delayed = install(app)
-    operation = OPERATIONS[name]
+@pytest.fixture
+def app(server: Server) -> Celery:
+    return make_app(Settings(f"delayed+{server.url}"))
 
+
+@pytest.fixture
+def delayed(app: Celery) -> Iterator[Delayed]:
+    """It has been used once."""
+    delayed = install(app)
     use(app, delayed, "first")
+    yield delayed
+    delayed.close()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_interrupted_call(app: Celery, delayed: Delayed, name: str) -> None:
+    """Others go on, in the same thread and in another one, and are answered what is theirs."""
+    operation = OPERATIONS[name]
     total = interrupted(lambda: operation(app, delayed, "whole"), 0)
     with ThreadPoolExecutor(1) as other:
         for at in range(1, total, max(total // MOMENTS, 1)):
             interrupted(lambda at=at: operation(app, delayed, f"interrupted-{at}"), at)
             use(app, delayed, f"same-{at}")
             other.submit(use, app, delayed, f"other-{at}").result(60)
-    delayed.close()
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="a with releases what it has taken")
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_lock_that_stays_locked(server: Server, name: str) -> None:
+def test_a_lock_that_stays_locked(app: Celery, delayed: Delayed, name: str) -> None:
     """The thread goes on, such as that of a task with a soft time limit; others would wait."""
-    app = make_app(Settings(f"delayed+{server.url}"))
-    delayed = install(app)
     operation = OPERATIONS[name]
-    use(app, delayed, "first")
     total = interrupted(lambda: operation(app, delayed, "whole"), 0, entering=True)
     assert total > 0
     for at in range(1, total + 1):
         interrupted(lambda at=at: operation(app, delayed, f"interrupted-{at}"), at, entering=True)
         use(app, delayed, f"same-{at}")
         operation(app, delayed, f"again-{at}")
-    delayed.close()

@@ -54,6 +54,11 @@ def ledgers(client: redis.Redis) -> list[str]:
     return sorted(key.decode() for key in client.keys("*:job:*"))
 
 
+def fill(client: redis.Redis) -> None:
+    """With as many ids as a job's own hash has, as older code would leave it."""
+    client.hset("{q}:job:j", mapping={f"old{n}": 1 for n in range(512)})
+
+
 def test_it_is_kept_until_its_time(store: Store, client: redis.Redis) -> None:
     for now, done in ((1_000, 0), (100_999, 1), (200_998, 1), (300_998, 0)):
         store.now = f"{now}"
@@ -186,7 +191,7 @@ def test_a_large_one_is_in_slices(
     move: Callable[[Store], None], store: Store, client: redis.Redis
 ) -> None:
     """Each is dropped by itself; ids in the job's own hash, as of older code, are known."""
-    client.hset("{q}:job:j", mapping={f"old{n}": 1 for n in range(512)})
+    fill(client)
     slice = store.keys("q").job_slice("j", hashlib.sha1(b"a").hexdigest()[:3])
     schedule(store, "another")
     move(store)
@@ -202,10 +207,6 @@ def test_a_large_one_is_in_slices(
     store.now = "101000"
     schedule(store, "next")
     assert not client.exists(slice, "{q}:job:another")
-
-
-def fill(client: redis.Redis) -> None:
-    client.hset("{q}:job:j", mapping={f"old{n}": 1 for n in range(512)})
 
 
 def test_slices_last_as_long_as_their_job_goes_on(store: Store, client: redis.Redis) -> None:
@@ -242,7 +243,7 @@ def test_slices_of_a_queue_with_an_expiry_expire_one_after_another(
     store: Store, client: redis.Redis
 ) -> None:
     client.set("{q}:expires", 60_000)
-    client.hset("{q}:job:j", mapping={f"old{n}": 1 for n in range(512)})
+    fill(client)
     LedgerStore(store, job()).schedule("q", [entry(f"{n}", LATER) for n in range(200)])
     slices = {key.decode(): client.pttl(key) for key in client.keys("{q}:job-slice:*")}
     assert len(slices) > 150
