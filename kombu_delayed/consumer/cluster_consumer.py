@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
+from itertools import count
+from operator import attrgetter
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,8 @@ class NodePart(Part):
     def __init__(self, session: Session, node: Node, wake: NodeWake) -> None:
         super().__init__(session, wake)
         self.node = node
+        #: Rises with each message that a part hands out.
+        self.turn = 0
         #: The last error, where the node has been down for longer than anybody waits.
         self.given_up: BaseException | None = None
         self.patience_seconds = math.inf
@@ -116,7 +120,7 @@ class ClusterConsumer(Consumer):
         super().__init__(session)
         self._new_wake = new_wake
         self._followed: int | None = None
-        self._turn = 0
+        self._turns = count(1)
 
     @property
     def sources(self) -> Mapping[str, Source]:
@@ -141,11 +145,8 @@ class ClusterConsumer(Consumer):
         return part
 
     def _in_turn(self) -> list[NodePart]:
-        """The parts, another one in front each time."""
-        parts = [*self.parts]
-        self._turn += 1
-        at = self._turn % max(len(parts), 1)
-        return parts[at:] + parts[:at]
+        """The parts; first the one that has handed out nothing for the longest time."""
+        return sorted(self.parts, key=attrgetter("turn"))
 
     def _leave(self, queues: set[str]) -> Collection[str]:
         self.parts.clear()
@@ -209,7 +210,11 @@ class ClusterConsumer(Consumer):
 
     def hand_out(self) -> bool:
         """Give one claimed message to its consumer; returns whether there was one."""
-        return any(part.hand_out() for part in self._in_turn())
+        for part in self._in_turn():
+            if part.hand_out():
+                part.turn = next(self._turns)
+                return True
+        return False
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message of a queue without waiting, with its record; None: there is none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from kombu import Exchange, Producer, Queue
 from kombu.transport import redis as stock
@@ -148,6 +150,20 @@ def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]
     assert {message.delivery_info["routing_key"] for message in inbox.messages} == {
         queue.name for queue in queues
     }
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_one_message_at_a_time_is_of_each_node_in_turn(
+    connect: Connect, queues: list[Queue], nodes: int
+) -> None:
+    """A backlog on one node keeps nobody from the messages of the others."""
+    source = connect()
+    for n in range(12 * nodes):
+        publish(source, n, queues[n % nodes])
+    inbox = Inbox(connect(), *queues[:nodes], prefetch_count=1)
+    inbox.receive(4 * nodes)
+    counts = Counter(message.delivery_info["routing_key"] for message in inbox.messages)
+    assert [counts[queue.name] for queue in queues[:nodes]] == [4] * nodes
 
 
 def test_consumers_have_turns_and_limits(connect: Connect, queues: list[Queue]) -> None:
