@@ -85,7 +85,8 @@ class Outbox:
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
-        self._told_over = 0
+        #: The generation of the connection over which all was told.
+        self.told_over = 0
         #: When slots, if any are `freed`, are to be given back without acks.
         self.free_at = 0.0
         #: A signal handler may interrupt a flush with another one.
@@ -122,7 +123,7 @@ class Outbox:
         while self._flush_asked and flushing.acquire(blocking=False):
             try:
                 self._flush_asked = False
-                if (generation := store.run.generation) != self._told_over:
+                if (generation := store.run.generation) != self.told_over:
                     self._tell_again(generation)
                 if self.held:  # before the acks: a task that is acked early is known as long
                     self._tell_all(self.held, _queue, self._tell_held, store, lease)
@@ -155,7 +156,7 @@ class Outbox:
 
     def _tell_again(self, generation: int) -> None:
         """A new connection may be to a replica that has become the master before it heard all."""
-        self._told_over = generation
+        self.told_over = generation
         self.done.extendleft(reversed(self._done_lately))
         self._done_lately.clear()
         self.freed.extendleft(reversed(self._freed_lately))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..connection.cluster.connection import SlotMoves
 from ..errors import UNREACHABLE, LeaseLost
 from .claiming.claims import Claims
+from .claiming.comparing import compare
 from .claiming.sources import AUTO_DELETE, MOVING_SECONDS, POLL_JITTER, Source
 from .opening import Opener
 from .policy.admission import Claimed
@@ -40,6 +41,8 @@ class Part:
         self.retry = Retry(session.qos)
         self.patience_seconds = session.patience_seconds
         self._qos = session.qos
+        #: Changes with each connection, and each time that the server has lost the lease.
+        self._compared_over = 0
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
@@ -109,6 +112,8 @@ class Part:
         latest, outbox = self.wake.overdue_at, self._qos.outbox
         if outbox.freed:
             latest = min(latest, outbox.free_at)
+        if self._qos.slots.of_messages:  # a server may lose them while nothing else happens
+            latest = min(latest, now + self.session.lease.seconds / 3)
         if now < retry.hold_until:
             latest = min(latest, retry.hold_until)
         return self.claims.next_at(latest)
@@ -133,6 +138,8 @@ class Part:
                 outbox.flush(session.store, session.lease, slots_wait)
             if claims.unsure:
                 claims.recover_all()
+            if self._compared_over != (over := outbox.told_over + session.lease.outlasted):
+                self._compare(over)
             claims.claim_wanted(now)
         finally:
             run.push()
@@ -140,6 +147,16 @@ class Part:
             listened = claims.listened if claims.gates.refused else claims.sources
             if len(claims.agenda.ready) < len(listened):
                 self.wake.start(listened)
+
+    def _compare(self, over: int) -> None:
+        """The server may have lost data since the last step, or have older data."""
+        session, claims = self.session, self.claims
+        if session.tag:  # else it has claimed nothing yet
+            acked = {name for name, source in claims.sources.items() if not source.no_ack}
+            tags = [entry.tag for entry in tuple(claims.buffer)]
+            compare(session, claims.gates, acked - claims.unsure.keys(), tags)
+            self._qos.outbox.flush(session.store, session.lease)
+        self._compared_over = over
 
     def _broken(self, error: BaseException) -> float:
         if isinstance(error, SlotMoves):  # as its node has answered

@@ -14,7 +14,7 @@ from functools import cached_property
 from urllib.parse import quote, unquote
 
 _FRONT = rb'\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?'
-_LANE = re.compile(_FRONT + rb'"ticket": ?"[^"|]*\|[^"|]*\|[^"|]*\|([^"]*)"')
+_TICKET = re.compile(_FRONT + rb'"ticket": ?"[^"|]*\|([^"|]*)\|[^"|]*\|([^"]*)"')
 _PLACE = re.compile(r"^(" + _FRONT.decode() + r')(?:"ticket": ?"[^"]*", ?)?')
 
 #: Longer keys are known by a digest.
@@ -117,6 +117,13 @@ class Gate:
         slots = slots_in(record)
         return {name: slots[name] for name in slots if name.partition(":")[0] in self.global_limits}
 
+    def own_slots(self, record: bytes) -> str:
+        """The slots of limits of its queue that a message takes, as the server has them."""
+        counted = {plain(each.name) for each in self.limits if each.slots and not each.is_global}
+        slots = slots_in(record)
+        own = (name for name in slots if name.partition(":")[0] in counted)
+        return "".join(f"|{name}*{slots[name]}" for name in own)
+
     def has_ticket(self, record: bytes) -> bool:
         """Whether a record has a ticket of this version."""
         return self._ticket.match(record, 1) is not None
@@ -142,9 +149,17 @@ def slot_name(limit: str, key: str = "") -> str:
 
 def lane_in(kept: bytes) -> str:
     """What a delayed message's record has in common with those that it waits in line with."""
-    brace = kept.find(b"{")
-    found = _LANE.match(kept, max(brace, 0))
-    return found[1].decode() if found else ""
+    return _ticket_in(kept)[1]
+
+
+def id_in(record: bytes) -> str:
+    """The id of a message with a ticket, as that has it."""
+    return _ticket_in(record)[0]
+
+
+def _ticket_in(record: bytes) -> tuple[str, str]:
+    found = _TICKET.match(record, max(record.find(b"{"), 0))
+    return (found[1].decode(), found[2].decode()) if found else ("", "")
 
 
 def slots_in(record: bytes) -> dict[str, int]:

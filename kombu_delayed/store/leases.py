@@ -209,6 +209,38 @@ class Leases:
                     found[queue] = self.recover(queue, consumer, seen_tags[queue])
         return found
 
+    def tags(self, queues: Collection[str], consumer: str) -> dict[str, tuple[set[int], set[int]]]:
+        """The tags of what `consumer` holds in each queue, and of what has slots there.
+
+        Queues that cannot be asked now are left out.
+        """
+        found: dict[str, tuple[set[int], set[int]]] = {}
+        cursors = dict.fromkeys(queues, b"0")
+        while cursors:
+            calls = [
+                self._store.call("tags", queue, consumer, cursor=cursor, count=CALL_LIMIT)
+                for queue, cursor in cursors.items()
+            ]
+            answers = zip(tuple(cursors), self._store.together(calls), strict=True)
+            cursors = {}
+            for queue, answer in answers:
+                if isinstance(answer, BaseException):
+                    found.pop(queue, None)
+                    continue
+                cursor, *pages = answer
+                for known, page in zip(found.setdefault(queue, (set(), set())), pages, strict=True):
+                    known.update(map(int, page))
+                if int(cursor):
+                    cursors[queue] = cursor
+        return found
+
+    def keep_slots(
+        self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str]]
+    ) -> None:
+        """Let messages, given as (tag, id, slots), have these slots again on a server without."""
+        given = [part for each in entries for part in each]
+        self._store.ask("keep_slots", queue, consumer, entries=given)
+
     def leave(self, queue: str, consumer: str, running: Collection[int | str] = ()) -> None:
         """Release all that `consumer` holds, pass its promise on and end its lease.
 

@@ -48,7 +48,7 @@ def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
     def hand_over(payload: dict[str, Any], queue: str) -> None:
         reader.got.append(payload)
         tag = next(tags)
-        reader.qos.slots.occupy(tag, "q", True, {})
+        reader.qos.slots.occupy(tag, "q", b"{}", {})
         reader.qos.slots.keep(tag)
         if ends_here:
             reader.qos.slots.task_ended(tag)

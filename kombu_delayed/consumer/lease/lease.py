@@ -67,6 +67,8 @@ class Lease:
         self.consumer = consumer_id(name, seconds)
         self.seconds = seconds
         self.lost = False
+        #: How many times it was registered with a server that did not know it.
+        self.outlasted = 0
         self.next_step_at = 0.0
         #: Queue -> until when it lasts at least, by `clock`.
         self._until: dict[str, float] = {}
@@ -145,6 +147,7 @@ class Lease:
             return None
         answer = register()
         if answer is not None:
+            self.outlasted += 1
             logger.warning(
                 "The server has lost its data: consumer %s keeps the messages of queue %r it holds",
                 self.consumer,

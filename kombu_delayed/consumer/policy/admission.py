@@ -244,7 +244,8 @@ class Gatekeeper:
                 stay.append(each)
                 if (gate.has_slots or gate.global_limits) and not no_ack:
                     shared = gate.global_slots(each.record)
-                    self._slots.occupy(each.tag, queue, gate.has_slots, shared)
+                    record = each.record if gate.has_slots else b""
+                    self._slots.occupy(each.tag, queue, record, shared)
                 continue
             try:
                 record = self._store.readable(queue, each.record)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from kombu_delayed.message.ticket import Gate, id_in
 from kombu_delayed.store.global_limits import is_pool
 
 from ..outbox import Freed, Outbox
@@ -14,8 +15,9 @@ class Slots:
     """A message occupies its slots until it is acked or, if its task says so, until that ends."""
 
     def __init__(self, outbox: Outbox) -> None:
-        #: Tags of messages with slots -> their queues, and whether some are those of the queue.
-        self.of_messages: dict[int, tuple[str, bool]] = {}
+        #: Tags of messages with slots -> their queues, and the records of those that have some of
+        #: limits of the queue.
+        self.of_messages: dict[int, tuple[str, bytes]] = {}
         #: Those of global limits.
         self.shared = SharedSlots()
         #: Those of them whose slots are their tasks', which say when they end.
@@ -24,15 +26,15 @@ class Slots:
         self.ends = 0
         self._outbox = outbox
 
-    def occupy(self, tag: int, queue: str, has_own: bool, shared: dict[str, int]) -> None:
+    def occupy(self, tag: int, queue: str, record: bytes, shared: dict[str, int]) -> None:
         """A message was claimed that has slots until it was dealt with.
 
-        `has_own`: of limits of its queue; `shared`: of global limits.
+        `record`: with those of limits of its queue, else empty; `shared`: those of global limits.
         """
         if shared:
             self.shared.occupy(tag, queue, shared)
-        if has_own or shared:
-            self.of_messages[tag] = queue, has_own
+        if record or shared:
+            self.of_messages[tag] = queue, record
 
     def keep(self, tag: int) -> bool:
         """Until `task_ended`, whenever it is acked; returns whether it has slots."""
@@ -56,7 +58,21 @@ class Slots:
         if is_pool(queue):
             return self.shared.running(queue)
         of_tasks = tuple(self.of_tasks)
-        return [tag for tag in of_tasks if self.of_messages.get(tag) == (queue, True)]
+        found = ((tag, *self.of_messages.get(tag, ("", b""))) for tag in of_tasks)
+        return [tag for tag, where, record in found if where == queue and record]
+
+    def kept(self, queue: str, gate: Gate, but: Collection[int]) -> list[tuple[int, str, str]]:
+        """Tags, ids and slots of messages of a queue that have some of its limits.
+
+        Without those in `but`.
+        """
+        found = self.of_messages.copy().items()
+        records = {tag: record for tag, (where, record) in found if where == queue and record}
+        return [
+            (tag, id_in(record), gate.own_slots(record))
+            for tag, record in records.items()
+            if tag not in but
+        ]
 
     def queues_of_tasks(self) -> set[str]:
         """The queues of messages whose tasks have not ended and have slots."""
@@ -65,12 +81,12 @@ class Slots:
 
     def free(self, tag: int) -> bool:
         """A message's slots return with the next flush; returns whether it had some."""
-        queue, has_own = self.of_messages.pop(tag, (None, False))
+        queue, record = self.of_messages.pop(tag, (None, b""))
         self.of_tasks.discard(tag)
         if queue is None:
             return False
         self.shared.ended(tag)
-        if has_own:
+        if record:
             self._outbox.free(queue, tag)
         return True
 
@@ -88,7 +104,7 @@ class Slots:
         """
         self.of_tasks.discard(tag)
         self.shared.take_over(tag)
-        return self.of_messages.pop(tag, ("", False))[1]
+        return bool(self.of_messages.pop(tag, ("", b""))[1])
 
     def forget(self) -> None:
         """All of them belong to others now."""
