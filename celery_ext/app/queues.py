@@ -49,7 +49,9 @@ class Queues(Broker):
 
         The latter are found by looking at the names of all keys there.
         """
-        return sorted({*self.app.amqp.queues, *map(queue_of, backlogs.queues(self.store))})
+        found = backlogs.queues(self.store)
+        self.store.shards.seen(found)
+        return sorted({*self.app.amqp.queues, *map(queue_of, found)})
 
     @property
     def named(self) -> set[str]:

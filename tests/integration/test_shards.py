@@ -418,3 +418,14 @@ def test_workers(server: Server, ledger: Ledger, tmp_path: Path) -> None:
         sent = [app.send_task("record", countdown=n % 3 / 10).id for n in range(60)]
         ledger.wait_for_all(sent)
     assert sorted(ledger.ids()) == sorted(sent)
+
+
+def test_messages_in_shards_that_the_server_has_forgotten(
+    tasks: Tasks, client: redis.Redis
+) -> None:
+    """Who lists the queues finds them, and tells all others."""
+    tasks(4, 12)
+    client.delete("kombu-delayed-shards")
+    assert tasks(1).counts("mail")["mail"].delayed < 12
+    assert tasks(1).counts()["mail"].delayed == 12
+    assert tasks(1).counts("mail")["mail"].delayed == 12

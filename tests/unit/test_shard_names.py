@@ -116,6 +116,23 @@ def test_who_looks_again_sees_what_has_changed(run: Any, monkeypatch: pytest.Mon
     assert shards.all("mail") == ("mail", "mail\x1f1")
 
 
+@pytest.mark.parametrize("kind", [Shards, QueueShards])
+def test_a_new_connection_may_be_to_a_server_without_data(kind: type[Shards], run: Any) -> None:
+    shards = kind(run, configured=3)
+    shards.home("mail", "a")
+    run("FLUSHALL")
+    run.generation += 1
+    shards.home("mail", "a")
+    assert len(kind(run).all("mail")) == 3
+
+
+@pytest.mark.parametrize("kind", [Shards, QueueShards])
+def test_shards_that_are_seen_are_known_to_all(kind: type[Shards], run: Any) -> None:
+    kind(run).seen(["mail", "other", "mail\x1f2", "mail\x1f1"])
+    assert len(kind(run).all("mail")) == 3
+    assert kind(run).all("other") == ("other",)
+
+
 def test_a_deleted_queue_is_spread_no_more(run: Any) -> None:
     spread(run, 2)
     shards = Shards(run)
@@ -153,7 +170,9 @@ def test_who_cannot_ask_goes_by_what_is_known_or_configured(
 
     monkeypatch.setattr(shards_module, "LOOK_SECONDS", 0)
     monkeypatch.setattr(shards_module, "RETRY_SECONDS", 1000)
-    informed._run = fresh._run = refuse
+    unreachable: Any = refuse
+    unreachable.generation = run.generation
+    informed._run = fresh._run = unreachable
     assert len(informed.all("mail")) == 5
     assert len(fresh.all("mail")) == 3
     assert fresh.home("mail", "x") in fresh.all("mail")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from functools import lru_cache
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 from zlib import crc32
+
+from redis.exceptions import ResponseError
 
 from ...connection.commands import pairs
 from ...connection.connection import ServerConnection
@@ -81,11 +84,12 @@ class Shards:
 
     def __init__(
         self,
-        run: Callable[..., Any],
+        run: ServerConnection,
         prefix: str = "",
         configured: int | Mapping[str, int] = 1,
     ) -> None:
         self._run = run
+        self._over = run.generation
         self._key = shard_counts(prefix)
         self._configured = configured
         self._most: dict[str, int] = {}
@@ -148,6 +152,15 @@ class Shards:
         """Ask Redis now, in few round trips, of how many shards these queues have."""
         self.look_again()
 
+    def seen(self, shards: Iterable[str]) -> None:
+        """There is something in these. The server knew of no such shard if it had lost its data."""
+        for shard in filter(is_shard, shards):
+            queue, count = queue_of(shard), number_of(shard) + 1
+            if count > self._known(queue):
+                self._most[queue] = count
+                with suppress(ResponseError):  # of a user who may only read
+                    self._most[queue] = self._raise(queue, count)
+
     def forget(self, queue: str) -> None:
         """The queue is deleted."""
         if self._most.pop(queue, 1) > 1:
@@ -160,6 +173,7 @@ class Shards:
 
     def _known(self, queue: str) -> int:
         """The most that it was spread over, as far as that is remembered."""
+        self._notice_connection()
         now = monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
             found = pairs(self._run("HGETALL", self._key))
@@ -168,6 +182,12 @@ class Shards:
             }
             self._looked_at = now
         return self._most.get(queue, 1)
+
+    def _notice_connection(self) -> None:
+        """A new one may be to a server that has lost what it was told."""
+        if self._over != (generation := self._run.generation):
+            self._over = generation
+            self.look_again()
 
 
 class QueueShards(Shards):
@@ -233,6 +253,7 @@ class QueueShards(Shards):
 
     def _known(self, queue: str) -> int:
         """As far as the node that knows can be asked, or could before."""
+        self._notice_connection()
         now = monotonic()
         if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:
             self._seen_at[queue] = now
