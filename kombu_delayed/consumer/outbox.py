@@ -154,6 +154,11 @@ class Outbox:
         """Those of messages whose acks and rejects are to be told."""
         return {each.queue for each in tuple(self.done)}
 
+    @property
+    def tags(self) -> set[int]:
+        """Those of messages whose acks and rejects are to be told, or were told lately."""
+        return {each.tag for each in (*tuple(self.done), *tuple(self._done_lately))}
+
     def _tell_again(self, generation: int) -> None:
         """A new connection may be to a replica that has become the master before it heard all."""
         self.told_over = generation

@@ -132,9 +132,8 @@ class QoS(virtual.QoS):
         return held and held[0]
 
     def known_tags(self) -> set[int]:
-        """Of messages that are held, have slots, or of which the server is yet to be told."""
-        told = [done.tag for done in tuple(self.outbox.done)]
-        return {*tuple(self._held), *tuple(self.slots.of_messages), *told}
+        """Of messages that are held, have slots, or of which the server may not have heard yet."""
+        return {*tuple(self._held), *tuple(self.slots.of_messages), *self.outbox.tags}
 
     def can_read(self, payload: dict[str, Any]) -> bool:
         """Whether Kombu can make a message of it."""
