@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -27,8 +28,10 @@ from celery_ext.spark.events import (
     read_archive,
     watch,
 )
+from celery_ext.spark.events.archive_files import spelled
 from celery_ext.spark.events.archive_lock import ArchiveLock
 from celery_ext.spark.events.stream import EventOptions
+from kombu_delayed.errors import OptionError
 from tests.kit.spark import Run
 from tests.kit.told import told
 
@@ -182,6 +185,44 @@ def test_a_compact_copy(log: Log, tell: Any, tmp_path: Path, spark: SparkSession
     assert again.schema == frame.schema
     assert again.count() == 3_000
     assert again.exceptAll(frame).count() == 0
+
+
+def test_a_copy_replaces_no_archive(
+    log: Log, tell: Any, tmp_path: Path, spark: SparkSession
+) -> None:
+    tell(10)
+    log()
+    archive = str(tmp_path / "archive")
+    frame = read_archive(spark, archive)
+    for target in (archive, f"{archive}/", f"file:{archive}", str(tmp_path)):
+        with pytest.raises(OptionError, match="has the archive that is copied, and would be"):
+            compact(frame, target)
+    assert read_archive(spark, archive).count() == 10
+
+
+def test_an_archive_does_not_begin_in_a_copy(
+    log: Log, tell: Any, tmp_path: Path, spark: SparkSession
+) -> None:
+    tell(10)
+    log()
+    compact(read_archive(spark, str(tmp_path / "archive")), str(tmp_path / "copy"))
+    with pytest.raises(ArchiveError, match=r"copy has a compact copy of an archive: give another"):
+        log(path=str(tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(
+    ("path", "other"),
+    [
+        ("/tmp/a", "/tmp/a/"),
+        ("/tmp/a", "file:///tmp/a"),
+        ("/tmp/a", "file:/tmp/b/../a"),
+        ("a", f"{os.getcwd()}/a"),
+        ("s3a://bucket/a", "s3a://bucket/a/"),
+        ("s3a://bucket", "s3a://bucket/"),
+    ],
+)
+def test_spellings_of_one_path(path: str, other: str) -> None:
+    assert spelled(path) == spelled(other)
 
 
 def found(spark: SparkSession, path: Path) -> list[int]:

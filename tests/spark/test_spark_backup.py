@@ -15,7 +15,7 @@ import redis
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
-from celery_ext import BackupError
+from celery_ext import BackupError, QueryError
 from celery_ext.spark.backup.transfer import (
     backup,
     copy,
@@ -166,6 +166,11 @@ def test_what_is_there_is_not_overwritten(
     Backlog(filled, "mail").cancel([f"m{n}" for n in range(300)])
     made = backup(spark, path, broker=url, overwrite=True, queues="mail")
     assert made.queues == {"mail": 3}
+    for queues in ("mial", "mail,mial"):
+        with pytest.raises(QueryError, match="no queue 'mial': did you mean 'mail'"):
+            backup(spark, path, broker=url, overwrite=True, queues=queues)
+        with pytest.raises(QueryError, match="no queue 'mial': did you mean 'mail'"):
+            copy(spark, {"broker": url, "queues": queues}, {"broker": url})
     assert read_backup(spark, path).count() == 3
 
 
@@ -245,6 +250,11 @@ def test_commands(
     result = run("restore", path, "-b", url, "--dry-run", "--json", "--queues", "q, no")
     told = json.loads(result.stdout)
     assert (told["messages"], told["queues"]) == (305, {"q": 2})
+    result = run("restore", path, "-b", url, "-y", "--queues", "mial,no")
+    assert "has none of the queues mial, no: it has mail, q" in result.stderr
+    for queues in ("[mail", ",", "mail,"):
+        result = run("restore", path, "-b", url, "-y", "--queues", queues)
+        assert f"{queues!r} is not a list of names: separate" in result.stderr
     result = run("restore", path, "-b", url, input="n\n")
     assert result.exit_code == 1
     assert "Restore 305 tasks? [y/N]: n" in result.stderr

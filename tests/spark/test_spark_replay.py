@@ -21,6 +21,7 @@ from celery_ext.spark.backup.replaying import (
     spread,
 )
 from celery_ext.spark.backup.transfer import backup, read_backup
+from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.lookup import held_ids
 from kombu_delayed.store.store import Entry, Store
@@ -193,6 +194,8 @@ def test_spread(spark: SparkSession, saved: DataFrame) -> None:
     assert len(set(found.values())) > 3
     assert dues() == found
     assert {row.due_ms for row in spread(saved, at(100)).collect()} == {ms(100)}
+    with pytest.raises(OptionError, match="from 0 on, not -1 day"):
+        spread(saved, at(100), timedelta(days=-1))
 
 
 def test_dead_letters(spark: SparkSession, store: Store, client: redis.Redis, url: str) -> None:
@@ -239,6 +242,11 @@ def test_command(
 
     result = run(*asked, "--spread", "1h")
     assert (result.exit_code, "dead letters cannot be spread" in result.stderr) == (2, True)
+    result = run(*told, "--backup", path, "--spread", "-5m")
+    assert (result.exit_code, "--spread is a length of time from 0 on" in result.stderr) == (
+        2,
+        True,
+    )
     narrow = ("--tasks", "ma?l,x.*", "--where", "id <> 'x'", "--queues", "q", "--yes")
     later = (*narrow, "--at", "2100-01-01", "--spread", "1h", "--job-id", "j")
     result = run(*told, "--backup", path, *later)
@@ -247,8 +255,9 @@ def test_command(
     assert all(0 <= due - first < 3_600_000 for due in check_backlog(client).values())
     result = run(*asked, "--yes", "--job-id", "j")
     assert "1 of 3 messages that were missed are in no backup" in result.stderr
-    rejects = str(tmp_path / "rejects")
+    rejects = str(tmp_path / "50% ümlauts")
     result = run(*asked, "--yes", "--job-id", "j", "--rejects", rejects, "--json")
     report = json.loads(result.stdout)
     assert (report["accepted"], report["already"], report["refused"]) == (0, 3, 1)
+    assert [*Path(rejects).glob("*.json")]
     assert set(check_backlog(client)) == {"a", "b"}

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from kombu_delayed.errors import DelayedError
+from kombu_delayed.errors import DelayedError, OptionError
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.store.ledgers import Job
 from kombu_delayed.store.store import CALL_LIMIT
@@ -130,8 +130,10 @@ def _kept(missed: DataFrame, backup: DataFrame) -> DataFrame:
 def spread(rows: DataFrame, start: datetime, over: timedelta = timedelta(0)) -> DataFrame:
     """The rows of a backup with new due times, from `start` on, evenly by chance over a span.
 
-    The same message gets the same time each time.
+    The same message gets the same time each time. Raises OptionError for a span below 0.
     """
+    if over < timedelta(0):
+        raise OptionError(f"messages are spread over a length of time from 0 on, not {over}")
     due_ms = F.lit(round(start.timestamp() * 1000)).cast("bigint")
     if span_ms := round(over.total_seconds() * 1000):
         due_ms = due_ms + F.pmod(F.xxhash64(*_MESSAGE), F.lit(span_ms))
@@ -189,7 +191,7 @@ def _give_up(lost: DataFrame, total: int, options: WriteOptions) -> int:
         if count:
             made = lost.select(F.lit(NO_MESSAGE).alias("reason"), F.struct("*").alias("row"))
             where = options.rejects
-            path = where if "://" in where else Path(where).absolute().as_uri()
+            path = where if "://" in where else f"file://{Path(where).absolute()}"
             made.write.mode("append").json(path)
         return count
     finally:

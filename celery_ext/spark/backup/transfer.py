@@ -54,12 +54,14 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
     """Write the delayed messages to Parquet, each once, while the broker continues.
 
     With `overwrite` an older backup at `path` is deleted first. `options` are those of
-    `ReadOptions`. Raises OptionError, BackupError if `path` is not empty, and Spark's error if the
-    broker fails.
+    `ReadOptions`. Raises OptionError, QueryError for a queue that does not exist, BackupError if
+    `path` is not empty, and Spark's error if the broker fails.
     """
     given = ReadOptions.parse(options)
     with connected(given) as delayed:
         server = delayed.connection.as_uri()
+        for queue in given.queues:
+            delayed.check_queue(queue)
     if not overwrite and exists(spark, path):
         raise BackupError(f"there is something at {path}: give another path, or overwrite it")
     rows = delayed_rows(spark, **options)
@@ -152,6 +154,10 @@ def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int
 def copy(spark: SparkSession, source: Mapping[str, Any], target: Mapping[str, Any]) -> JobReport:
     """Copy one broker's backlog to another broker. The first one does not change.
 
-    `source` are `ReadOptions`, `target` are `WriteOptions`. Raises like `restore`.
+    `source` are `ReadOptions`, `target` are `WriteOptions`. Raises like `restore`, and QueryError
+    for a queue that does not exist.
     """
+    with connected(given := ReadOptions.parse(source)) as delayed:
+        for queue in given.queues:
+            delayed.check_queue(queue)
     return restore(delayed_rows(spark, **source), **target)

@@ -11,16 +11,18 @@ import click
 from rich.console import Console
 
 from celery_ext.cli.criteria import yes_option
+from celery_ext.errors import BackupError
 from celery_ext.spark.backup import transfer as backups
-from celery_ext.spark.options import names
 from celery_ext.tasks.formatting import tasks_word
 
 from .group import (
+    NAMES,
     broker_options,
     connection_options,
     console,
     job_options,
     main,
+    output,
     run_again,
     spark_of,
 )
@@ -53,13 +55,13 @@ def backup_command(
 
 def _show(queues: Mapping[str, int], out: Console | None = None) -> None:
     if queues:
-        (out or Console()).print(table({queue: {"delayed": n} for queue, n in queues.items()}), "")
+        (out or output()).print(table({queue: {"delayed": n} for queue, n in queues.items()}), "")
 
 
 @main.command("restore")
 @click.argument("path")
 @connection_options
-@click.option("--queues", help="Only these, separated by commas.")
+@click.option("--queues", type=NAMES, help="Only these, separated by commas.")
 @job_options
 @yes_option
 @click.option("--dry-run", is_flag=True, help="Check the files and show their content.")
@@ -68,7 +70,7 @@ def restore_command(
     ctx: click.Context,
     /,
     path: str,
-    queues: str | None,
+    queues: tuple[str, ...] | None,
     yes: bool,
     dry_run: bool,
     as_json: bool,
@@ -79,8 +81,13 @@ def restore_command(
     with console.status("Checking the backup"):
         rows = backups.read_backup(spark, path)
         told = backups.summary(spark, path)
-    wanted = names(queues) if queues else (*told.queues,)
+    wanted = queues or (*told.queues,)
     found = {queue: count for queue, count in told.queues.items() if queue in wanted}
+    if queues and not found:
+        raise BackupError(
+            f"the backup at {path} has none of the queues {', '.join(queues)}: it has "
+            f"{', '.join(told.queues) or 'no messages'}"
+        )
     if dry_run and as_json:
         click.echo(json.dumps({**asdict(told), "queues": found}))
     elif dry_run or not yes:

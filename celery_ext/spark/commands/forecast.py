@@ -7,7 +7,6 @@ from datetime import timezone
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from celery_ext.spark.reports.formatting import share
@@ -19,6 +18,7 @@ from .group import (
     console,
     empty_table,
     main,
+    output,
     spark_of,
     target_option,
 )
@@ -72,7 +72,7 @@ def forecast(
         for row in rows:
             click.echo(json.dumps({**row, "hour": row["hour"].isoformat()}))
     else:
-        Console().print(table_of(rows, confidence))
+        output().print(table_of(rows, confidence))
         for line in tested(rows):
             click.echo(line)
 

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from celery_ext.app.commands import all_of
 from celery_ext.spark.commands.java import session
+from celery_ext.spark.options import names
 from celery_ext.spark.sink.job_ledger import may_be_done
 from celery_ext.tasks.formatting import progress_bars
 from kombu_delayed.errors import DelayedError
@@ -52,12 +53,36 @@ _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 #: What is known to go wrong: its meaning is a line.
 _ERRORS = (DelayedError, OperationalError, PySparkException, Py4JJavaError)
 
-console = Console(stderr=True)
+console = Console(stderr=True, markup=False)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Not py4j's trace of an interrupt, which it gives to the root logger."""
     return "while sending command" not in record.getMessage()
+
+
+def output() -> Console:
+    """Standard output, for tables: names in brackets are no markup there."""
+    return Console(markup=False)
+
+
+class Names(click.ParamType):  # type: ignore[type-arg]
+    """Names with commas between them, or a JSON list of them."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        try:
+            return names(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a list of names: separate them by commas, or give a JSON list",
+                param,
+                ctx,
+            )
+
+
+NAMES = Names()
 
 
 class Jobs(DYMGroup):

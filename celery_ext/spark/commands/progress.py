@@ -10,13 +10,12 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from celery_ext.spark.sink.job_ledger import JobReport
 from celery_ext.tasks.formatting import number, plain
 
-from .group import empty_table, progress_bar
+from .group import empty_table, output, progress_bar
 
 if TYPE_CHECKING:
     from pyspark import StatusTracker
@@ -98,7 +97,7 @@ def show(report: JobReport, done: str, as_json: bool, rejects: str | None = None
         click.echo(json.dumps(asdict(report)))
         return
     if report.queues:
-        Console().print(table({queue: {done: n} for queue, n in report.queues.items()}), "")
+        output().print(table({queue: {done: n} for queue, n in report.queues.items()}), "")
     refused = f", {report.refused:,} refused" + (f": see {rejects}" if rejects else "")
     click.echo(
         f"{report.accepted:,} {done}, {report.already:,} already done"

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from pyspark.sql import functions as F
-from rich.console import Console
 
 from celery_ext.cli.criteria import yes_option
 from celery_ext.cli.times import SPAN, TIME
 from celery_ext.spark.backup import replaying as replays
 from celery_ext.spark.backup.transfer import read_backup
 from celery_ext.spark.events.archive import read_archive
-from celery_ext.spark.options import names
 from celery_ext.spark.sink.job_ledger import JobReport
 from celery_ext.tasks.formatting import number, plain
 
 from .group import (
+    NAMES,
     archive_option,
     connection_options,
     console,
     empty_table,
     job_options,
     main,
+    output,
     run_again,
     spark_of,
 )
@@ -61,9 +61,11 @@ STATES = ("delayed", "waiting", "ready", "unacked", "dead")
     type=TIME,
     help="Only messages that were due before. Default: the time of the last event.",
 )
-@click.option("--queues", help="Only these, separated by commas.")
+@click.option("--queues", type=NAMES, help="Only these, separated by commas.")
 @click.option(
-    "--tasks", help="Only these, separated by commas; * stands for any text, ? for any character."
+    "--tasks",
+    type=NAMES,
+    help="Only these, separated by commas; * stands for any text, ? for any character.",
 )
 @click.option("--where", help="An SQL condition on queue, id, task, tenant, due, state, at.")
 @click.option("--at", type=TIME, help="When to run. Default: at the due time, or now.")
@@ -119,17 +121,22 @@ def _check(states: tuple[str, ...], has_messages: bool, spread: timedelta) -> No
             "give a --backup that has the messages: lifecycle events do not. Only dead letters "
             "(--state dead) need none"
         )
+    if spread < timedelta(0):
+        raise click.UsageError(f"--spread is a length of time from 0 on, not {spread}")
     if "dead" in states and spread:
         raise click.UsageError("dead letters cannot be spread: replay them separately")
 
 
 def _narrowed(
-    rows: DataFrame, queues: str | None, tasks: str | None, where: str | None
+    rows: DataFrame,
+    queues: tuple[str, ...] | None,
+    tasks: tuple[str, ...] | None,
+    where: str | None,
 ) -> DataFrame:
     if queues:
-        rows = rows.where(F.col("queue").isin(*names(queues)))
+        rows = rows.where(F.col("queue").isin(*queues))
     if tasks:
-        patterns = "|".join(map(_regex, names(tasks)))
+        patterns = "|".join(map(_regex, tasks))
         rows = rows.where(F.col("task").rlike(f"^(?:{patterns})$"))
     return rows.where(where) if where else rows
 
@@ -174,4 +181,4 @@ def _tell(found: list[dict[str, Any]], dry_run: bool, as_json: bool) -> None:
     for row in found:
         shown = number(row["missed"]), number(row["kept"])
         made.add_row(plain(row["queue"]), row["state"], *shown)
-    (Console() if dry_run else console).print(made, "")
+    (output() if dry_run else console).print(made, "")

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from celery_ext.app.commands import all_of
@@ -18,7 +17,7 @@ from celery_ext.spark.reports.formatting import duration, number, share
 from celery_ext.spark.simulation.model import MOST_MESSAGES, SPREADS, Arrivals, Fleet
 from celery_ext.tasks.formatting import facts_table
 
-from .group import broker_options, console, main, spark_of
+from .group import broker_options, console, main, output, spark_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +101,7 @@ def simulate(
     if as_json:
         click.echo(json.dumps(asdict(found.result)))
     else:
-        Console().print(table_of(found.result))
+        output().print(table_of(found.result))
 
 
 def _taken(options: dict[str, Any], given: type) -> dict[str, Any]:

@@ -71,6 +71,8 @@ def log_events(
 
 def _check(spark: SparkSession, path: str, checkpoint: str) -> None:
     """A query without a checkpoint would number its batches from 0 on."""
+    if exists(spark, f"{path}/date=*"):
+        raise ArchiveError(f"{path} has a compact copy of an archive: give another path")
     if exists(spark, f"{path}/batch=*") and not exists(spark, f"{checkpoint}/metadata"):
         raise ArchiveError(
             f"{path} has an archive, and there is no checkpoint at {checkpoint}: give the one that "

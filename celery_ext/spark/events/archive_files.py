@@ -6,6 +6,10 @@ A batch is `batch=<number>`. Some of them may be merged into `batch=<first>-<las
 
 from __future__ import annotations
 
+import os.path
+import posixpath
+from urllib.parse import urlsplit
+
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,6 +31,14 @@ RANGES = "_ranges"
 
 class ArchiveError(DelayedError):
     """An archive of lifecycle events is missing, or would be overwritten."""
+
+
+def spelled(path: str) -> str:
+    """A path in the one form that all its spellings have in common, without a slash at its end."""
+    url = urlsplit(path)
+    if url.scheme in ("", "file"):
+        return os.path.abspath(url.path if url.scheme else path)
+    return f"{url.scheme}://{url.netloc}{posixpath.normpath(url.path or '/')}".rstrip("/")
 
 
 def exists(spark: SparkSession, pattern: str) -> bool:

@@ -18,7 +18,7 @@ from kombu_delayed.store.keys import archive_writer
 
 from ..connect import app_of
 from ..options import BrokerOptions
-from .archive_files import ArchiveError
+from .archive_files import ArchiveError, spelled
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class ArchiveLock:
         self._name = f"{host}, process {os.getpid()}, since {now} ({uuid4().hex[:8]})"
         self._delayed = Delayed(app_of(options))
         prefix = self._delayed.store.keys("").prefix
-        self._key = archive_writer(hashlib.sha1(path.encode()).hexdigest(), prefix)
+        self._key = archive_writer(hashlib.sha1(spelled(path).encode()).hexdigest(), prefix)
         self._ended = threading.Event()
         try:
             self._take(path)

@@ -11,13 +11,14 @@ import re
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame, SparkSession
 
 from kombu_delayed.errors import OptionError
 
-from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, by_day, merged
+from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, by_day, merged, spelled
 from .batches import SCHEMA
 
 #: A batch, or the first and last one of a range.
@@ -38,8 +39,13 @@ class Compacted:
 def compact(events: DataFrame, path: str) -> None:
     """Write a copy of events for reading: a directory for each day and queue, few large files.
 
-    Replaces the content of `path`. `events` must not be read from `path`.
+    Replaces the content of `path`. Raises OptionError if `events` are read from there.
     """
+    target = f"{spelled(path)}/"
+    if any(spelled(unquote(each)).startswith(target) for each in events.inputFiles()):
+        raise OptionError(
+            f"{path} has the archive that is copied, and would be replaced: give another directory"
+        )
     files = by_day(events).repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "at")
     files.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(path)
 
