@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from shlex import quote
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +18,7 @@ from celery_ext.control.counts import ConsumerInfo
 from celery_ext.control.delayed import Delayed
 from celery_ext.control.policies.pauses import QueuePause
 from celery_ext.tasks.formatting import number, plain, queues_word, tasks_word
+from celery_ext.tasks.short_repr import printable
 from kombu_delayed.connection.format import MAJOR
 from kombu_delayed.connection.stock import stock_consumers
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
@@ -211,7 +213,7 @@ def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: 
     names = {each.name.rsplit(":", 2)[0] for each in consumers}
     count = sum(each.delayed + each.ready for each in metrics.values())
     text = f"{number(len(names))} for {queues_word(len(metrics))} with {tasks_word(count)}"
-    start = f"start a worker with -Q {','.join(alone[:SHOWN])}"
+    start = f"start a worker with -Q {quote(printable(','.join(alone[:SHOWN])))}"
     remedy = f"no worker consumes {_some(alone)}: {start}" if alone else ""
     return Check("workers", text, remedy)
 

@@ -25,7 +25,7 @@ from .criteria import queue_option
 from .session import Session, command
 
 
-@command("doctor")
+@command("doctor", doubts_queue=False)
 @queue_option
 @click.option("--fix", is_flag=True, help="Repair what can be repaired.")
 @click.option(
@@ -44,6 +44,8 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
     was not repaired.
     """
     store = session.delayed.store
+    if queue:
+        session.delayed.check_queue(queue)
     names = session.delayed.shards(queue)
     if upgrades:
         done = upgrade(store, session.delayed.shards(None))

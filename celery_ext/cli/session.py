@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, update_wrapper
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -15,7 +17,7 @@ from rich.console import Console, RenderableType
 from ..app.commands import expected_failures
 from ..control.delayed import Delayed
 from ..errors import QueryError
-from ..tasks.formatting import progress_bars
+from ..tasks.formatting import plain, progress_bars
 
 #: What is printed into a file or a pipe may be as wide.
 WIDE = 200
@@ -57,7 +59,7 @@ class Session:
     def print(self, *what: RenderableType) -> None:
         """Print on stdout, but not where JSON was asked for."""
         if not self.as_json:
-            self.out.print(*what)
+            self.out.print(*(plain(each) if isinstance(each, str) else each for each in what))
 
     def emit(self, data: Any) -> None:
         if self.as_json:
@@ -74,7 +76,7 @@ class Session:
 
     def nothing(self, text: str) -> NoReturn:
         """Say on stderr that nothing was found, and end with exit code 1."""
-        self.err.print(text)
+        self.err.print(plain(text))
         self._ctx.exit(1)
 
     def exit(self, code: int) -> NoReturn:
@@ -86,7 +88,7 @@ class Session:
             if queue:
                 self.delayed.check_queue(queue)
         except QueryError as error:
-            self.err.print(f"{str(error)[0].upper()}{str(error)[1:]}", style="yellow")
+            self.err.print(plain(f"{str(error)[0].upper()}{str(error)[1:]}", "yellow"))
 
     def confirm(self, question: str) -> None:
         """Ask on stderr. Raises Abort where the answer is not yes."""
@@ -104,7 +106,12 @@ class Session:
 
 
 def _console(ctx: click.Context, stderr: bool) -> Console:
-    console = Console(stderr=stderr, no_color=ctx.obj.no_color or None, highlight=False)
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="replace")  # it need not be UTF-8
+    console = Console(
+        stderr=stderr, no_color=ctx.obj.no_color or None, highlight=False, markup=False
+    )
     if not console.is_terminal and "COLUMNS" not in console._environ:
         console.width = WIDE
     return console

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from math import isnan
 from typing import Any
 
 import click
@@ -24,6 +25,16 @@ class Span(click.ParamType):  # type: ignore[type-arg]
             return parse_length(value, self._within)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers within bounds, which NaN is not."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        found = float(super().convert(value, param, ctx))
+        if isnan(found):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return found
 
 
 class Time(click.ParamType):  # type: ignore[type-arg]

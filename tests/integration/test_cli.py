@@ -506,6 +506,12 @@ def test_progress(
         ("dead replay", "Give ids, --task or --all."),
         ("cansel", "Did you mean"),
         ("forecast --hours 0", "Invalid value for '--hours'"),
+        ("forecast --hours nan", "'nan' is not a number"),
+        ("watch --interval nan", "'nan' is not a number"),
+        ("watch --interval inf", "is not in the range 0.1<=x<=86400"),
+        ("list --limit 9223372036854775808", "is not in the range"),
+        ("reschedule -t a --spread=-5m", "is not a length of time from 1ms to 3660d"),
+        ("doctor -Q clery", "there is no queue 'clery': did you mean 'celery'"),
     ],
 )
 def test_wrong_usage(words: str, said: str, cli: Cli) -> None:
@@ -514,6 +520,27 @@ def test_wrong_usage(words: str, said: str, cli: Cli) -> None:
     assert said in result.stderr
     assert result.stdout == ""
     assert len(cli.ids()) == 4
+
+
+@pytest.mark.parametrize("words", ["events", "doctor", "list", "count", "metrics"])
+def test_names_of_queues_change_no_terminal(words: str, empty: Cli) -> None:
+    empty.send("x", HOUR, queue="q\x1b]0;owned\x07[red]\nfake\u202e")
+    told = empty(*words.split()).stdout
+    assert not {*told} & {*"\x1b\x07\u202e"}
+    assert "]0;owned�[red]�fake" in told
+    assert not any(line.startswith("fake") for line in told.splitlines())
+
+
+def test_names_in_brackets_are_no_markup(empty: Cli) -> None:
+    assert "There is no queue '[/b]'" in empty("list", "-Q", "[/b]").stderr
+
+
+def test_an_output_that_is_not_utf_8(cli: Cli) -> None:
+    result = click.testing.CliRunner(charset="latin-1").invoke(
+        delayed, ["doctor"], obj=CLIContext(app=cli.app, no_color=True, workdir=None)
+    )
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "workers" in result.output
 
 
 @pytest.fixture

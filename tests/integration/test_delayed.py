@@ -572,6 +572,7 @@ def test_reschedule_many_to_and_spread(many: Delayed) -> None:
         ({"by": HOUR, "spread": HOUR}, "takes by="),
         ({"by": "soon"}, "by='soon' is not a length of time: give seconds"),
         ({"to": "soon"}, "to='soon' is not a time"),
+        ({"spread": -1}, "spread is a length of time from 0 on, not -1"),
     ],
 )
 def test_reschedule_many_refuses(how: dict[str, Any], text: str, many: Delayed) -> None:

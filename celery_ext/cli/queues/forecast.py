@@ -14,12 +14,13 @@ from kombu_delayed.store.store import CALL_LIMIT
 
 from ..criteria import queue_option
 from ..session import Session, command
+from ..times import FiniteRange
 
 
 @command("forecast")
 @click.option(
     "--hours",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=24,
     show_default=True,
     help="How far to look ahead.",

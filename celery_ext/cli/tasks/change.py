@@ -19,7 +19,7 @@ from celery_ext.tasks.times import shifted
 
 from ..criteria import TEXT, asking_options, complete_queue, criteria, ids_argument
 from ..session import Session, command
-from ..times import SPAN, TIME
+from ..times import LASTING, SPAN, TIME
 from .listing import queues_table
 
 #: What a change by ids is made of.
@@ -69,7 +69,7 @@ def run_now(session: Session, **given: Any) -> None:
 @click.option("--to", type=TIME, help="Due at this time, such as +2h or 2030-01-01T09:00.")
 @click.option("--by", type=SPAN, help="Move by this time, such as 30m; earlier with a minus.")
 @click.option(
-    "--spread", type=SPAN, help="Spread evenly over this period, which starts at --to or now."
+    "--spread", type=LASTING, help="Spread evenly over this period, which starts at --to or now."
 )
 @_asking
 @_ready

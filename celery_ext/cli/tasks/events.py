@@ -109,7 +109,7 @@ def _show(session: Session, event: Event) -> None:
         plain(event.task or "(no task)", "bold"),
         " ",
         plain(event.id),
-        (f" in {event.queue}", "dim"),
+        plain(f" in {event.queue}", "dim"),
     )
     if event.consumer:
         line.append_text(plain(f" by {event.worker}", "dim"))

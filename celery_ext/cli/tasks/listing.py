@@ -48,7 +48,7 @@ def limit_option(default: int) -> Any:
     return click.option(
         "-n",
         "--limit",
-        type=click.IntRange(min=0),
+        type=click.IntRange(0, 10**9),
         default=default,
         show_default=True,
         help="Show this many; 0: all.",

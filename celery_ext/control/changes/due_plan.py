@@ -42,7 +42,10 @@ class DuePlan:
             raise QueryError("reschedule_many takes by=, or to= and spread=, or one of these two")
         now_ms = from_now_ms("to", 0)
         start_ms = now_ms if to is None else to_ms("to", to)
-        return cls(moves, now_ms, to_length("by", by), start_ms, to_length("spread", spread))
+        period = to_length("spread", spread)
+        if period is not None and period < timedelta(0):
+            raise QueryError(f"spread is a length of time from 0 on, not {spread!r}")
+        return cls(moves, now_ms, to_length("by", by), start_ms, period)
 
     def delayed(self, shard: str, infos: list[TaskInfo]) -> int:
         """Move delayed tasks of a shard; returns how many were still there."""
