@@ -80,7 +80,7 @@ class WakeConnection:
     def read(self) -> tuple[str, int] | None:
         """The token that has come, as (queue, when in ms; 0: now); None: there is none yet."""
         connection = self.connection
-        if self.overdue_at == math.inf or not self._is_same:
+        if self.overdue_at == math.inf or connection._sock is not self._asked_over:
             self.reset()  # an idle connection was closed by the server
             return None
         connection.told_in_vain = False
@@ -102,7 +102,7 @@ class WakeConnection:
         """Drop a connection whose answer is overdue; returns whether a token may be lost."""
         if self.overdue_at == math.inf:
             return False
-        if self._is_same:
+        if self.connection._sock is self._asked_over:
             if now < self.overdue_at or self._is_readable():
                 return False
             logger.warning("The broker has not answered on a waiting connection; reconnecting")

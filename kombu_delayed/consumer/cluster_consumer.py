@@ -165,7 +165,6 @@ class ClusterConsumer(Consumer):
 
     def step(self) -> float:
         """Do what is due on all nodes; returns when to come back, by the monotonic clock."""
-        self.progress.stamp()
         self._follow()
         next_at = super().step()
         self._give_up_on_all()

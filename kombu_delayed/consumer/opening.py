@@ -60,7 +60,7 @@ class Opener:
                 self._qos.slots.free(tag)
                 return None
         if not no_ack:
-            self._qos.received(tag, queue, envelope.id)
+            self._qos.held[tag] = queue, envelope.id
         if resumed_ms and isinstance(headers, WaitedHeaders):
             headers.resumed_ms = resumed_ms
         if (told := instrumentation.current) is not None:

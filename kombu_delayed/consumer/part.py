@@ -99,7 +99,6 @@ class Part:
 
     def step(self) -> float:
         """Do what is due; returns when to come back, by the monotonic clock."""
-        self.session.progress.stamp()
         now, retry = monotonic(), self.retry
         if now < retry.at and now < (retry_at := retry.next_at):
             return retry_at
@@ -134,7 +133,9 @@ class Part:
             can_wait = outbox.done and not outbox.held
             if outbox.freed:
                 can_wait = can_wait and slots_wait and now < outbox.free_at
-            if not (can_wait and claims.comes_soon(now)):
+            is_new = run.generation != outbox.told_over
+            has_any = outbox.done or outbox.freed or outbox.held or is_new
+            if has_any and not (can_wait and claims.comes_soon(now)):
                 outbox.flush(session.store, session.lease, slots_wait)
             if claims.unsure:
                 claims.recover_all()
@@ -228,7 +229,7 @@ class Part:
                 buffer.take_out(entry)
                 raise
             if not buffer.take_out(entry):
-                self._qos.withdraw(tag)
+                self._qos.held.pop(tag, None)  # it was given back meanwhile
             elif payload is not None and self._give(payload, entry, no_ack):
                 return True
         return False

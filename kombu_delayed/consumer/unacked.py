@@ -108,19 +108,11 @@ class QoS(virtual.QoS):
         self.outbox = Outbox()
         self.slots = Slots(self.outbox)
         self.reserved = Reserved(self.queue_of)
-        #: Tags of messages that were handed out -> their queues and ids.
-        self._held: dict[int, tuple[str, str]] = {}
+        #: Tags of messages that are or were handed out -> their queues and ids.
+        self.held: dict[int, tuple[str, str]] = {}
         self._failed: set[int] = set()
         self._unreadable: dict[int, str] = {}
         self._because: dict[int, str] = {}
-
-    def received(self, tag: int, queue: str, id: str) -> None:
-        """A message is about to be handed out."""
-        self._held[tag] = queue, id
-
-    def withdraw(self, tag: int) -> None:
-        """A message was given back when it was about to be handed out."""
-        self._held.pop(tag, None)
 
     def took(self, tag: int) -> bool:
         """Whether a message has reached its consumer."""
@@ -128,12 +120,12 @@ class QoS(virtual.QoS):
 
     def queue_of(self, tag: int) -> str | None:
         """The queue of a message that was handed out and is held; None: it is not."""
-        held = self._held.get(tag)
+        held = self.held.get(tag)
         return held and held[0]
 
     def known_tags(self) -> set[int]:
         """Of messages that are held, have slots, or of which the server may not have heard yet."""
-        return {*tuple(self._held), *tuple(self.slots.of_messages), *self.outbox.tags}
+        return {*tuple(self.held), *tuple(self.slots.of_messages), *self.outbox.tags}
 
     def can_read(self, payload: dict[str, Any]) -> bool:
         """Whether Kombu can make a message of it."""
@@ -156,7 +148,7 @@ class QoS(virtual.QoS):
     def _finish(self, verb: str, tag: Any) -> None:
         super().ack(tag)
         self.reserved.tags.pop(tag, None)
-        held = self._held.pop(tag, None)
+        held = self.held.pop(tag, None)
         if held is not None:
             queue, id = held
             reason = self._reason(tag) if verb == BURY else ""
@@ -196,7 +188,7 @@ class QoS(virtual.QoS):
             super().ack(tag)
             self.reserved.tags.pop(tag, None)
             self.give_back(queue, [tag])
-            self._held.pop(tag, None)
+            self.held.pop(tag, None)
 
     def give_back_reserved(self, queue: str) -> None:
         """Messages that were handed out and not begun return with the next flush."""
@@ -208,14 +200,14 @@ class QoS(virtual.QoS):
         found = []
         for tag, queue in self.reserved.take():
             super().ack(tag)
-            self._held.pop(tag, None)
+            self.held.pop(tag, None)
             found.append(Unbegun(queue, tag, self.slots.take_over(tag)))
         return found
 
     def release_failed(self) -> None:
         """Put back, as an attempt, what the program has raised on and not acked."""
-        for tag in self._failed & self._held.keys():
-            queue, id = self._held.pop(tag)
+        for tag in self._failed & self.held.keys():
+            queue, id = self.held.pop(tag)
             self.outbox.done.append(Done(RELEASE, queue, tag, id))
         self._failed.clear()
 
@@ -223,7 +215,7 @@ class QoS(virtual.QoS):
         """Put all that was handed out back to the heads of its queues."""
         self._flush()
         self.release_failed()
-        held, self._held = self._held, {}
+        held, self.held = self.held, {}
         self._delivered.clear()
         self.outbox.done.extend(
             Done(GIVE_BACK, queue, tag, id) for tag, (queue, id) in held.items()
@@ -239,7 +231,7 @@ class QoS(virtual.QoS):
 
     def forget(self) -> None:
         """Everything that was handed out belongs to others now: acks and rejects change nothing."""
-        self._held.clear()
+        self.held.clear()
         self.slots.forget()
         self.outbox.forget()
         self._failed.clear()

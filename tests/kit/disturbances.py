@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,17 +167,17 @@ def pool_shrink(bench: Bench) -> None:
     """The process that goes may have ended already, for another reason.
 
     One that billiard has forked just now does not heed the signal, as it still has the worker's
-    handler: then another one is told.
+    handler. Then each one is told in turn: the pool replaces the others.
     """
     bench.control("pool_shrink", n=1)
     stats = bench.app.control.inspect([bench.worker.name], timeout=LIMIT_SECONDS).stats() or {}
     size = stats[bench.worker.name]["pool"]["max-concurrency"]
-    tell_at = time.monotonic() + HEED_SECONDS
+    tell_at, turn = time.monotonic() + HEED_SECONDS, count()
 
     def has_shrunk() -> bool:
         found = children(bench.worker.pid)
         if len(found) > size and time.monotonic() > tell_at:
-            os.kill(max(found), signal.SIGTERM)
+            os.kill(sorted(found)[next(turn) % len(found)], signal.SIGTERM)
         return len(found) == size
 
     wait_until(has_shrunk, f"the pool has {size}", 30, 0.5)

@@ -35,8 +35,8 @@ class ClusterLease(Lease):
         self.new_store = new_store
         self._shares: dict[Any, Share] = {}
 
-    def _watch(self, queue: str, is_new: bool) -> None:
-        """In whichever node's thread it is to be renewed now."""
+    def _watch(self, queue: str) -> None:
+        """In the thread of the node that has it now; if it moves, see `queues_on`."""
         self._share(self._node_of(queue))
 
     def _share(self, node: Any) -> None:

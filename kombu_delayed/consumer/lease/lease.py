@@ -115,11 +115,11 @@ class Lease:
         with self._lock:
             is_new = queue not in self._until
             self._until[queue] = max(asked_at + self.seconds, -math.inf if has_taken else before)
-        self._watch(queue, is_new)
-
-    def _watch(self, queue: str, is_new: bool) -> None:
         if is_new:
-            keeper(self.server).watch(self)
+            self._watch(queue)
+
+    def _watch(self, queue: str) -> None:
+        keeper(self.server).watch(self)
 
     def suspect(self, queue: str) -> None:
         """What is known of a queue may be wrong: the next call finds out whether it lasts."""

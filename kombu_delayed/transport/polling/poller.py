@@ -41,7 +41,6 @@ class Poller(MultiChannelPoller):
         self._interrupted = False
         self._thread: int | None = None
         self._loop: Any = None
-        self._ticking = False
         self._timer: Timer | None = None
         self._duties: list[Any] = []
 
@@ -153,16 +152,10 @@ class Poller(MultiChannelPoller):
     def on_tick(self) -> None:
         """Before the loop polls."""
         self._thread = threading.get_ident()
-        self.sockets.join_loop()
+        if self.sockets.poller.fd not in self._loop.readers:  # it was reset
+            self.sockets.join_loop()
         if not self._due and not any(map(_needs_care, self._channels)):
             return
-        self._ticking = True
-        try:
-            self._serve_all()
-        finally:
-            self._ticking = False
-
-    def _serve_all(self) -> None:
         self._due = False
         end = monotonic() + HAND_OUT_SECONDS
         next_at = math.inf
@@ -171,7 +164,7 @@ class Poller(MultiChannelPoller):
                 channel.follow_shards()
                 next_at = min(next_at, self._serve(channel.consumer, end))
             next_at = min(next_at, self._watch(channel))
-        if self._timer is not None and self._timer.set(next_at) and self._ticking:
+        if self._timer is not None and self._timer.set(next_at):
             self.sockets.set_alarm().ring()  # this turn's poll has its timeout already
 
     def _serve(self, consumer: Consumer, end: float) -> float:
@@ -188,9 +181,8 @@ class Poller(MultiChannelPoller):
             if not has_some and now < at:
                 return at
             self._due = self._due or is_over or now >= end
-            if self._ticking:
-                # Celery's pool may have had its turn in this tick: it needs another one.
-                self.sockets.set_alarm().ring()
+            # Celery's pool may have had its turn in this tick: it needs another one.
+            self.sockets.set_alarm().ring()
             if is_over or now >= end or consumer.is_full:
                 return at
 
@@ -257,6 +249,7 @@ class Poller(MultiChannelPoller):
             channel.resume()
             if channel.consumer is not None:
                 channel.consumer.session.is_polled = False
+                channel.consumer.progress.stamp()
                 channel.follow_shards()
                 next_at = min(next_at, channel.consumer.step())
             next_at = min(next_at, self._watch(channel))

@@ -131,9 +131,8 @@ class Sockets:
         self.join_loop()
 
     def join_loop(self) -> None:
-        """Be in the event loop, also after that was reset."""
-        if self.poller.fd not in self._loop.readers:
-            self._loop.add_reader(self.poller.fd, self._on_events)
+        """Have the event loop poll them, which may have been reset."""
+        self._loop.add_reader(self.poller.fd, self._on_events)
 
     def _leave_loop(self) -> None:
         is_in = isinstance(self.poller, PollSet) and os.getpid() == self.pid
