@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from time import time
 from typing import Any
@@ -164,7 +164,14 @@ def check(
     unsafe_server: bool = False,
     clock_skew_warning_seconds: float = 0,
 ) -> None:
-    """Refuse a server that would lose messages, warn of what may surprise.
+    """Refuse a server that would lose messages, warn of what may surprise. Raises as `refuse`."""
+    refuse(server, mode, unsafe_server)
+    for text in worries(server, clock_skew_warning_seconds):
+        logger.warning("%s", text)
+
+
+def refuse(server: Server, mode: str = "", unsafe_server: bool = False) -> None:
+    """Refuse a server that would lose messages.
 
     Raises UrlError where its URL is for servers of another `mode`, if one is given, ServerError, or
     ReplicaError (a connection error: a failover may be under way).
@@ -190,15 +197,41 @@ def check(
         raise ReplicaError(
             "the server is a read-only replica; the broker URL has to name its master"
         )
-    _check_eviction(server.eviction, unsafe_server)
-    _check_clock(server.ahead_seconds, clock_skew_warning_seconds)
+    if server.eviction.startswith("allkeys") and not unsafe_server:
+        raise ServerError(
+            f"the server's maxmemory-policy is {server.eviction}: when it is full it drops queues "
+            "and delayed messages. Set maxmemory-policy noeviction, or accept the loss with the "
+            "transport option delayed_unsafe_server=True"
+        )
+
+
+#: What has an expiry and counts; the others are listed in docs/operations.md.
+_EVICTED = " of queues with an expiry, and lifecycle events"
+
+
+def worries(server: Server, clock_skew_seconds: float) -> Iterator[str]:
+    """What may surprise in a server that is not refused. A skew of 0 allows any."""
+    if server.eviction != "noeviction":
+        evicted = "" if server.eviction.startswith("allkeys") else _EVICTED
+        yield (
+            f"The server's maxmemory-policy is {server.eviction}: when it is full it drops "
+            f"messages{evicted}. Set maxmemory-policy noeviction."
+        )
+    if clock_skew_seconds and abs(server.ahead_seconds) > clock_skew_seconds:
+        is_ahead = server.ahead_seconds > 0
+        yield (
+            f"The server's clock is {abs(server.ahead_seconds):.0f} seconds "
+            f"{'ahead of' if is_ahead else 'behind'} this machine's: tasks sent from here with a "
+            f"countdown are due that much {'earlier' if is_ahead else 'later'}. Synchronise the "
+            "clocks (NTP)."
+        )
     if not server.persistent:
-        logger.warning(
+        yield (
             "The server keeps nothing on disk: a restart loses every delayed message. "
             "Set appendonly yes."
         )
     if server.stops_with_others:
-        logger.warning(
+        yield (
             "A node of the Cluster has cluster-require-full-coverage yes: with one node down for "
             "good all queues stop. Set cluster-require-full-coverage no."
         )
@@ -253,35 +286,4 @@ def _check_version(version: str) -> None:
     if numbers and numbers < OLDEST:
         raise ServerError(
             f"the server is Redis {version}; delayed messages need Redis 6.2 or Valkey 8"
-        )
-
-
-def _check_clock(ahead_seconds: float, limit_seconds: float) -> None:
-    if limit_seconds and abs(ahead_seconds) > limit_seconds:
-        logger.warning(
-            "The server's clock is %.0f seconds %s this machine's: tasks sent from here with a "
-            "countdown are due that much %s. Synchronise the clocks (NTP).",
-            abs(ahead_seconds),
-            "ahead of" if ahead_seconds > 0 else "behind",
-            "earlier" if ahead_seconds > 0 else "later",
-        )
-
-
-#: What has an expiry and counts; the others are listed in docs/operations.md.
-_EVICTED = " of queues with an expiry, and lifecycle events"
-
-
-def _check_eviction(policy: str, unsafe_server: bool) -> None:
-    if policy.startswith("allkeys") and not unsafe_server:
-        raise ServerError(
-            f"the server's maxmemory-policy is {policy}: when it is full it drops queues and "
-            "delayed messages. Set maxmemory-policy noeviction, or accept the loss with the "
-            "transport option delayed_unsafe_server=True"
-        )
-    if policy != "noeviction":
-        logger.warning(
-            "The server's maxmemory-policy is %s: when it is full it drops messages%s. "
-            "Set maxmemory-policy noeviction.",
-            policy,
-            "" if policy.startswith("allkeys") else _EVICTED,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import redis
 from kombu_delayed.errors import ServerError
 from kombu_delayed.inspection.doctor import Doctor, examination, examine_server, messages, server
 from kombu_delayed.store.store import Store
-from kombu_delayed.transport.server_checks import inspect
+from kombu_delayed.transport.server_checks import Server, check, inspect
 from tests.kit.backlog import check_backlog, due_times
 from tests.kit.claims import deliver
 from tests.kit.state import entry, message, returned, state
@@ -228,6 +229,7 @@ def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
     assert examine(store) == {}
 
 
+@pytest.mark.parametrize("level", [logging.WARNING, logging.ERROR])
 @pytest.mark.parametrize(
     ("changes", "texts"),
     [
@@ -237,10 +239,22 @@ def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
     ],
 )
 def test_server(
-    changes: dict[str, Any], texts: list[str], store: Store, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any],
+    texts: list[str],
+    level: int,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """What is logged, or is not, makes no difference: neither the level nor other connections."""
+    caplog.set_level(level, "kombu_delayed")
     known = replace(inspect(store.client), persistent=True)
-    monkeypatch.setattr(server, "inspect", lambda client: replace(known, **changes))
+
+    def beside_another_one(client: redis.Redis) -> Server:
+        check(replace(known, stops_with_others=True))
+        return replace(known, **changes)
+
+    monkeypatch.setattr(server, "inspect", beside_another_one)
     finding = examine_server(store)
     found = sorted(finding.examples) if finding else []
     assert len(found) == len(texts)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 from redis import Redis
 
 from ...connection.format import MAJOR
 from ...store.keys import types_of
 from ...store.store import Store
-from ...transport.server_checks import check, inspect
-from ...transport.server_checks import logger as server_logger
+from ...transport.server_checks import inspect, refuse, worries
 from .faults import Finding
 
 #: So far may the server's clock be from this machine's.
@@ -71,25 +68,9 @@ def examine_server(store: Store) -> Finding | None:
 
     Raises ServerError where they make it unfit.
     """
-    finding = Finding("server")
-    with _warnings() as texts:
-        for server in store.run.everywhere():
-            found = inspect(Redis(connection_pool=server.pool))
-            check(found, clock_skew_warning_seconds=CLOCK_SKEW_SECONDS)
-    for text in texts:
-        finding.count += 1
-        finding.examples.append(text)
-    return finding if finding.count else None
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """What a check of the server warns of."""
     texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    server_logger.logger.addHandler(handler)
-    try:
-        yield texts
-    finally:
-        server_logger.logger.removeHandler(handler)
+    for server in store.run.everywhere():
+        found = inspect(Redis(connection_pool=server.pool))
+        refuse(found)
+        texts += worries(found, CLOCK_SKEW_SECONDS)
+    return Finding("server", count=len(texts), examples=texts) if texts else None
