@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any
 
 #: From now: the next minute, hour and day.
 SPANS_MS = (60_000, 3_600_000, 86_400_000)
@@ -45,62 +46,37 @@ class Metrics:
     paused: bool = False
 
     @classmethod
-    def of(
-        cls,
-        delayed: int,
-        due: int,
-        waiting: int,
-        ready: int,
-        unacked: int,
-        dead: int,
-        consumers: int,
-        oldest_due_ms: int,
-        next_due_ms: int,
-        is_estimate: int,
-        oldest_waiting_ms: int,
-        is_paused: int,
-        due_within_minute: int,
-        due_within_hour: int,
-        due_within_day: int,
-    ) -> Metrics:
+    def of(cls, answer: Sequence[int]) -> Metrics:
         """From the answer of `metrics.lua`, in which -1 ms stands for none."""
-        return cls(
-            delayed,
-            due,
-            ready,
-            unacked,
-            dead,
-            consumers,
-            max(oldest_due_ms, 0) / 1000,
-            next_due_ms / 1000 if next_due_ms >= 0 else None,
-            due_within_minute,
-            due_within_hour,
-            due_within_day,
-            bool(is_estimate),
-            waiting,
-            max(oldest_waiting_ms, 0) / 1000,
-            bool(is_paused),
-        )
+        delayed, due, waiting, *held, oldest_ms, next_ms, is_estimate = answer[:10]
+        waiting_ms, is_paused, *within = answer[10:]
+        next_seconds = next_ms / 1000 if next_ms >= 0 else None
+        found: list[Any] = [delayed, due, *held, max(oldest_ms, 0) / 1000, next_seconds, *within]
+        found += [bool(is_estimate), waiting, max(waiting_ms, 0) / 1000, bool(is_paused)]
+        return cls(*found)
+
+
+def _soonest(seconds: Iterable[float | None]) -> float | None:
+    return min((each for each in seconds if each is not None), default=None)
+
+
+#: What a queue has of what its shards have; the others are added up.
+_FOLDS: dict[str, Callable[[Iterable[Any]], Any]] = {
+    "consumers": max,
+    "oldest_due_seconds": max,
+    "next_due_seconds": _soonest,
+    "is_estimate": any,
+    "oldest_waiting_seconds": max,
+    "paused": any,
+}
 
 
 def fold(shards: Iterable[Metrics]) -> Metrics:
     """The metrics of a queue from those of its shards, of which there is one at least."""
-    found = [*shards]
-    ahead = [each.next_due_seconds for each in found if each.next_due_seconds is not None]
+    columns = zip(*map(astuple, shards), strict=True)
     return Metrics(
-        delayed=sum(each.delayed for each in found),
-        due=sum(each.due for each in found),
-        waiting=sum(each.waiting for each in found),
-        ready=sum(each.ready for each in found),
-        unacked=sum(each.unacked for each in found),
-        dead=sum(each.dead for each in found),
-        consumers=max(each.consumers for each in found),
-        oldest_due_seconds=max(each.oldest_due_seconds for each in found),
-        next_due_seconds=min(ahead, default=None),
-        due_within_minute=sum(each.due_within_minute for each in found),
-        due_within_hour=sum(each.due_within_hour for each in found),
-        due_within_day=sum(each.due_within_day for each in found),
-        is_estimate=any(each.is_estimate for each in found),
-        oldest_waiting_seconds=max(each.oldest_waiting_seconds for each in found),
-        paused=any(each.paused for each in found),
+        *(
+            _FOLDS.get(field.name, sum)(column)
+            for field, column in zip(fields(Metrics), columns, strict=True)
+        )
     )

@@ -357,7 +357,7 @@ class Store(Caller):
 
     def metrics(self, queue: str) -> Metrics:
         """The metrics of a queue for autoscalers, in one call that changes nothing."""
-        return Metrics.of(*self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))
+        return Metrics.of(self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))
 
     def purge(self, queue: str) -> int:
         """Delete ready and delayed messages. Returns their number."""
