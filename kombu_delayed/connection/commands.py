@@ -78,6 +78,17 @@ def keys_like(send: Callable[..., Any], pattern: str, count: int) -> Iterator[by
         more = int(cursor) != 0
 
 
+def hash_pages(
+    send: Callable[..., Any], key: str, count: int
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Fields and values of a hash, about `count` a call; some repeatedly."""
+    cursor, more = b"0", True
+    while more:
+        cursor, page = send("HSCAN", key, cursor, "COUNT", count)
+        yield pairs(page)
+        more = int(cursor) != 0
+
+
 @dataclass(frozen=True)
 class Replicas:
     """How many replicas are to have what was written, and how long that may take."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..connection.commands import pairs
+from ..connection.commands import hash_pages
 from ..message.envelope import open_kept
 from ..store.store import Entry, Store
 from .backlog import Waiting
@@ -155,13 +155,9 @@ class Correlation:
         """All that is kept, in bounded pages and in no order."""
         keys = self._keys
         for key, is_early in ((keys.expectations, False), (keys.answers, True)):
-            cursor = b"0"
-            while True:
-                cursor, flat = self.store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
-                found = [(name.decode(), text) for name, text in pairs(flat)]
+            for page in hash_pages(self.store.run, key, PAGE_SIZE):
+                found = [(name.decode(), text) for name, text in page]
                 yield [*self._notes(found, is_early)]
-                if int(cursor) == 0:
-                    break
 
     def _notes(self, found: Sequence[tuple[str, bytes | None]], is_early: bool) -> Iterator[Note]:
         facts = [(name, each) for name, text in found if (each := _read(text))]

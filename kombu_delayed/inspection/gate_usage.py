@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from ..connection.commands import pairs, scored
+from ..connection.commands import hash_pages, pairs, scored
 from ..message.ticket import Use, plain, slot_name
 from ..store.store import Store, chunks
 
@@ -65,16 +65,10 @@ def lanes(store: Store, queue: str, pattern: str = "") -> Iterator[list[Lane]]:
 
     With a `pattern`, those that it means.
     """
-    cursor = b"0"
-    while True:
-        size = FEW_SIZE if pattern else PAGE_SIZE
-        cursor, *found = store.ask(
-            "lanes", queue, cursor=cursor, count=size, pattern=pattern or "*"
-        )
-        each = zip(*[iter(found)] * 4, strict=True)
+    size = FEW_SIZE if pattern else PAGE_SIZE
+    for page in store.in_pages("lanes", queue, count=size, pattern=pattern or "*"):
+        each = zip(*[iter(page)] * 4, strict=True)
         yield [lane for parts in each if (lane := _lane(*parts))]
-        if int(cursor) == 0:
-            return
 
 
 def _lane(name: bytes, limit: bytes, size: int, due_ms: bytes) -> Lane | None:
@@ -149,13 +143,8 @@ def _holder(consumer: str, text: str) -> Holder:
 
 def slots(store: Store, queue: str) -> Iterator[dict[str, int]]:
     """How much of each limit and key is in use, as slots name them, a page a call."""
-    cursor = b"0"
-    while True:
-        key = store.keys(queue).gate + "slots"
-        cursor, page = store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
-        yield {name.decode(errors="replace"): int(count) for name, count in pairs(page)}
-        if int(cursor) == 0:
-            return
+    for page in hash_pages(store.run, store.keys(queue).gate + "slots", PAGE_SIZE):
+        yield {name.decode(errors="replace"): int(count) for name, count in page}
 
 
 def room(store: Store, queue: str, limits: Iterable[str]) -> tuple[int, dict[str, Room]]:

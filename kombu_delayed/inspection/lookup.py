@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..connection.commands import pairs
+from ..connection.commands import hash_pages
 from ..errors import MessageError
 from ..message.envelope import open_envelope
 from ..store.calls.scripts import Call
@@ -131,19 +131,10 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
                 yield "ready", ord(step) - 48, store.readable(queue, message), ""
     for name in store.run("ZRANGE", keys.consumers, 0, -1):
         consumer = name.decode(errors="surrogateescape")
-        for records in _unacked_pages(store, keys.unacked(consumer)):
+        for records in hash_pages(store.run, keys.unacked(consumer), PAGE_SIZE):
             progress(len(records))
-            for record in records:
+            for _, record in records:
                 yield "unacked", record[0] - 48, store.readable(queue, record[1:]), consumer
-
-
-def _unacked_pages(store: Store, key: str) -> Iterator[list[bytes]]:
-    cursor = b"0"
-    while True:
-        cursor, page = store.run("HSCAN", key, cursor, "COUNT", PAGE_SIZE)
-        yield [record for _, record in pairs(page)]
-        if int(cursor) == 0:
-            return
 
 
 def _pages(store: Store, key: str) -> Iterator[list[bytes]]:

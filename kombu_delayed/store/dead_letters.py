@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,15 +103,11 @@ class DeadLetters:
         """Why each was buried, as JSON."""
         return self._store.fields(queue, self._store.keys(queue).dead_reasons, ids)
 
-    def scan(
-        self, queue: str, cursor: bytes, count: int
-    ) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """A page of ids and records in no order, and the cursor of the next one; b"0": the end."""
+    def scan(self, queue: str, count: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Ids and records in no order, about `count` a call."""
         hash = self._store.keys(queue).dead_messages
-        cursor, *found = self._store.ask("scan", queue, hash=hash, cursor=cursor, count=count)
-        return cursor, [
-            (id, self._store.unpacked(queue, id, record)) for id, record in pairs(found)
-        ]
+        for page in self._store.in_pages("scan", queue, hash=hash, count=count):
+            yield [(id, self._store.unpacked(queue, id, record)) for id, record in pairs(page)]
 
     def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
         """Give dead letters another try, now or at a time; returns how many there were."""

@@ -82,6 +82,9 @@ class Asked(Protocol):
     def ask(self, name: str, queue: str, /, **given: Any) -> Any:
         """Run a script."""
 
+    def in_pages(self, name: str, queue: str, /, **given: Any) -> Iterator[list[Any]]:
+        """Run a script until its cursor is 0 again."""
+
 
 class Dictionaries:
     """The dictionaries of the queues of a store."""
@@ -168,13 +171,9 @@ class Dictionaries:
 
     def _some(self, queue: str) -> Iterator[tuple[bytes, bytes]]:
         """Members and records of some thousand messages that are delayed."""
-        hash, cursor = self._store.keys(queue).messages, b"0"
-        for _ in range(20):
-            given = {"hash": hash, "cursor": cursor, "count": CALL_LIMIT}
-            cursor, *found = self._store.ask("scan", queue, **given)
-            yield from pairs(found)
-            if cursor == b"0":
-                return
+        given = {"hash": self._store.keys(queue).messages, "count": CALL_LIMIT}
+        for page in islice(self._store.in_pages("scan", queue, **given), 20):
+            yield from pairs(page)
 
     def lost(self, queue: str) -> dict[bytes, bytes]:
         """Versions that some delayed messages need and the queue has lost, each with a message."""

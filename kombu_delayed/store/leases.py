@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..connection.cluster.connection import SlotMoves
+from ..connection.commands import pairs
 from ..connection.native import get_logger
 from ..errors import NodeDown
 from .calls import instrumentation
@@ -179,18 +180,9 @@ class Leases:
 
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
         """Messages that were handed to `consumer` in an answer that never arrived."""
-        cursor = b"0"
-        found: dict[int, bytes] = {}
-        while True:
-            move, given = self._recover_call(queue, consumer, seen_tag, cursor)
-            cursor, *page = move(self._store.run, **given)
-            found.update(zip(map(int, page[::2]), page[1::2], strict=True))
-            if int(cursor) == 0:
-                return sorted(found.items())
-
-    def _recover_call(self, queue: str, consumer: str, seen_tag: int, cursor: bytes) -> Call:
-        given = {"seen_tag": seen_tag, "cursor": cursor, "count": CALL_LIMIT}
-        return self._store.call("recover", queue, consumer, **given)
+        given = {"seen_tag": seen_tag, "count": CALL_LIMIT}
+        pages = self._store.in_pages("recover", queue, consumer, **given)
+        return sorted({int(tag): text for page in pages for tag, text in pairs(page)}.items())
 
     def recover_all(
         self, seen_tags: Mapping[str, int], consumer: str
@@ -199,7 +191,11 @@ class Leases:
 
         Queues that are on their way to another node of a Cluster are left out.
         """
-        calls = [self._recover_call(queue, consumer, tag, b"0") for queue, tag in seen_tags.items()]
+        given = {"cursor": b"0", "count": CALL_LIMIT}
+        calls = [
+            self._store.call("recover", queue, consumer, seen_tag=tag, **given)
+            for queue, tag in seen_tags.items()
+        ]
         found = {}
         for queue, answer in zip(tuple(seen_tags), self._store.together(calls), strict=True):
             if isinstance(answer, list) and int(answer[0]) == 0:
@@ -277,9 +273,8 @@ class Leases:
         """Sort what one call cannot: a consumer without a prefetch limit may hold any number."""
         if self._store.run("HLEN", self._store.keys(queue).unacked(consumer)) <= SORT_LIMIT:
             return
-        cursor = self._store.ask("sort_held", queue, consumer, cursor=b"0", count=SORT_LIMIT)
-        while int(cursor):
-            cursor = self._store.ask("sort_held", queue, consumer, cursor=cursor, count=SORT_LIMIT)
+        for _ in self._store.in_pages("sort_held", queue, consumer, count=SORT_LIMIT):
+            pass
 
 
 def _earlier(known_ms: int | None, found_ms: int) -> int | None:

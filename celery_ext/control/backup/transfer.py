@@ -144,14 +144,10 @@ def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[byt
 
 def _dead_pages(store: Store, queue: str) -> Iterator[list[bytes]]:
     """Id, record and note of each. A scan meets all that stay, where ranks would shift."""
-    cursor = b"0"
-    while True:
-        cursor, entries = store.dead.scan(queue, cursor, CALL_LIMIT)
+    for entries in store.dead.scan(queue, CALL_LIMIT):
         notes = store.dead.notes(queue, [id for id, _ in entries])
         letters = zip(entries, notes, strict=True)
         yield [part for entry, note in letters if note is not None for part in (*entry, note)]
-        if cursor == b"0":
-            return
 
 
 def restore(

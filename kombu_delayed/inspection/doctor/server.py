@@ -46,10 +46,8 @@ def upgrade(store: Store, queues: Iterable[str]) -> bool:
     for queue in queues:
         keys = store.keys(queue)
         for hash in (keys.messages, keys.dead_messages, keys.dead_reasons):
-            cursor = b"0"
-            while cursor := store.ask("spread_out", queue, hash=hash, cursor=cursor, count=100):
-                if cursor == b"0":
-                    break
+            for _ in store.in_pages("spread_out", queue, hash=hash, count=100):
+                pass
     return was_older
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import lru_cache, partial
@@ -271,6 +271,17 @@ class Caller:
         """Run a script, with what it takes as in `call`."""
         move, all_given = self.call(name, queue, owner, **given)
         return move(self.run, **all_given)
+
+    def in_pages(
+        self, name: str, queue: str, owner: str | None = None, /, **given: Any
+    ) -> Iterator[list[Any]]:
+        """Run a script until its cursor is 0 again; what it returns behind that, call by call."""
+        cursor, more = b"0", True
+        while more:
+            answer = self.ask(name, queue, owner, cursor=cursor, **given)
+            cursor, *page = answer if isinstance(answer, list) else [answer]
+            yield page
+            more = cursor != b"0"
 
     def packer(self, queue: str, expires_ms: int) -> tuple[Packer, str]:
         """What makes records for a queue, and the dictionary with which it compresses some.

@@ -60,12 +60,9 @@ class Overrides:
         return {name.decode(): _read(text) for name, text in pairs(found)}
 
     def _retry(self, queue: str, limit: str) -> None:
-        cursor = b"0"
-        while True:
-            given = {"cursor": cursor, "count": CALL_LIMIT}
-            cursor = self._store.ask("retry_limit", queue, name=plain(limit), **given)
-            if int(cursor) == 0:
-                return
+        given = {"name": plain(limit), "count": CALL_LIMIT}
+        for _ in self._store.in_pages("retry_limit", queue, **given):
+            pass
 
 
 def _read(text: bytes) -> Override:
