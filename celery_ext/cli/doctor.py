@@ -9,9 +9,9 @@ import click
 from rich.text import Text
 
 from kombu_delayed.inspection.doctor import (
-    Doctor,
     Finding,
     examine_format,
+    examine_queue,
     examine_server,
     examine_types,
     upgrade,
@@ -58,7 +58,7 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
         total = sum(2 * store.size(name).delayed for name in names)
         with session.progress("Repairing" if fix else "Examining", total) as advance:
             for name in names:
-                findings += Doctor(store, name, fix=fix, progress=advance).examine()
+                findings += examine_queue(store, name, fix=fix, progress=advance)
         checks = [*check_up(session.delayed, queue, findings)]
     left = [each for each in findings if each.is_wrong]
     queues = [*dict.fromkeys(map(queue_of, names))]

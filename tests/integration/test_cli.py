@@ -34,7 +34,7 @@ from celery_ext.policies import Drain, Fair, Limit
 from celery_ext.tasks.formatting import tasks_word
 from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.inspection.doctor import examine_queue
 from kombu_delayed.store.calls import caller
 from kombu_delayed.store.store import Entry
 from tests.kit.gates import claim, declare, mail_policies, send
@@ -805,8 +805,8 @@ def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
         for id in ("one", "three"):
             cli.backlog.reschedule(id, countdown=HOUR + count)
 
-    doctor = Doctor(cli.backlog.store, "celery", progress=move, patience_seconds=0)
-    assert doctor.examine() == []
+    store = cli.backlog.store
+    assert examine_queue(store, "celery", progress=move, patience_seconds=0) == []
 
 
 @pytest.fixture

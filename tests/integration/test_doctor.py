@@ -14,7 +14,7 @@ from kombu import Consumer, Queue
 from celery_ext.http.service.create_once import KEPT_SECONDS, OnceStore
 from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.doctor import Doctor, consumers, examination
+from kombu_delayed.inspection.doctor import consumers, examination, examine_queue
 from kombu_delayed.store.calls.shards import shard_name
 from kombu_delayed.store.store import Store
 from tests.kit.claims import deliver
@@ -32,13 +32,13 @@ def _time_stands_still(store: Store) -> None:
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
     """Kind of fault -> how many there are, and how many were repaired."""
-    found = Doctor(store, "q", fix=fix, patience_seconds=0).examine()
+    found = examine_queue(store, "q", fix=fix, patience_seconds=0)
     assert all(each.examples and each.meaning and each.remedy for each in found)
     return {each.kind: (each.count, each.fixed) for each in found}
 
 
 def wrong(store: Store) -> set[str]:
-    found = Doctor(store, "q", patience_seconds=0).examine()
+    found = examine_queue(store, "q", patience_seconds=0)
     return {each.kind for each in found if each.is_wrong}
 
 
@@ -233,7 +233,7 @@ def test_a_token_that_nobody_takes(store: Store) -> None:
     assert examine(store) == {}  # nobody lives
     lease(store)
     assert wrong(store) == {"untaken"}
-    (finding,) = Doctor(store, "q", fix=True, patience_seconds=0).examine()
+    (finding,) = examine_queue(store, "q", fix=True, patience_seconds=0)
     assert (finding.kind, finding.fixed, finding.examples) == ("untaken", 0, ["w1"])
     store.now = "7000"  # its lease has ended
     assert wrong(store) == {"lease"}
@@ -242,7 +242,7 @@ def test_a_token_that_nobody_takes(store: Store) -> None:
 def test_ready_messages_with_a_step_of_others(store: Store, client: redis.Redis) -> None:
     for step in (3, 4, 9, 12):
         client.lpush(f"q\x06\x16{step}", "{}")
-    found = Doctor(store, "q", fix=True, patience_seconds=0).examine()
+    found = examine_queue(store, "q", fix=True, patience_seconds=0)
     (finding,) = [each for each in found if each.kind == "step"]
     assert (finding.fixed, finding.is_wrong, finding.examples) == (0, True, ["step 4: 1 ready"])
 
@@ -266,7 +266,7 @@ def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:
             store.schedule("q", [entry(id, due_ms)])
             with pytest.raises(TimeoutError):
                 connection.drain_events(timeout=0.3)
-            assert [each for each in Doctor(store, "q").examine() if each.is_wrong] == []
+            assert [each for each in examine_queue(store, "q") if each.is_wrong] == []
 
 
 # Records that stop who reads them.
@@ -287,6 +287,6 @@ def test_a_record_that_cannot_be_read_is_named_and_its_remedy_helps(
     for read in (backlog.page, partial(backlog.get, "a")):
         with pytest.raises(MessageError, match=said):
             read()
-    Doctor(store, name, fix=True, patience_seconds=0).examine()
+    examine_queue(store, name, fix=True, patience_seconds=0)
     assert [each.id for each in backlog.page().waiting] == ["b"]
     assert store.dead.ids(name) == ["a"]

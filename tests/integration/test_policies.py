@@ -15,7 +15,7 @@ from celery import Celery
 from celery_ext.policies import Bury, Delay, Drop, Message, Policy, PolicyError, Run, Window
 from kombu_delayed.consumer.policy.apply import FIRST_ERROR_MS
 from kombu_delayed.errors import OptionError
-from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.inspection.doctor import examine_queue
 from tests.kit.inbox import Inbox
 from tests.kit.policed import OpenApp, let_time_pass, take
 from tests.kit.servers import Server
@@ -50,7 +50,7 @@ def test_delay(open_app: OpenApp, no_ack: bool) -> None:
     app.send_task("record", ["x"], task_id="a", eta=eta)
     assert take(app, no_ack) is None
     for fix in (True, False):
-        assert Doctor(app.delayed.store, "celery", fix=fix, patience_seconds=0).examine() == []
+        assert examine_queue(app.delayed.store, "celery", fix=fix, patience_seconds=0) == []
     info = app.delayed.get("a")
     assert (info.state, info.reason, info.task) == ("delayed", "} not yet {", "record")
     assert timedelta(minutes=59) < info.remaining <= timedelta(hours=1)

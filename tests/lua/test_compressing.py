@@ -15,7 +15,7 @@ import redis
 from kombu_delayed.connection.stock import stock_consumers
 from kombu_delayed.errors import CompressionError, MessageError, OptionError
 from kombu_delayed.inspection.backlog import Backlog, Move, queues
-from kombu_delayed.inspection.doctor import Doctor
+from kombu_delayed.inspection.doctor import examine_queue
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.inspection.ready.index import ReadyIndex
 from kombu_delayed.inspection.ready.lists import ReadyLists
@@ -416,15 +416,15 @@ def test_a_producer_whose_dictionary_has_expired_sends_again(
 
 
 def test_a_doctor_drops_those_of_an_empty_queue(store: Store, client: redis.Redis) -> None:
-    assert not {each.kind for each in Doctor(store, "q").examine()} & {"dictionary"}
+    assert not {each.kind for each in examine_queue(store, "q")} & {"dictionary"}
     Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
     assert "q" in queues(store), "it has nothing else"
-    (found,) = Doctor(store, "q").examine()
+    (found,) = examine_queue(store, "q")
     assert (found.kind, found.count, found.is_wrong) == ("dictionary", 1, False)
-    (found,) = Doctor(store, "q", fix=True).examine()
+    (found,) = examine_queue(store, "q", fix=True)
     assert found.fixed == 1
     assert not client.exists(DICTIONARIES)
-    assert not Doctor(store, "q").examine()
+    assert not examine_queue(store, "q")
 
 
 def test_beside_stock_workers_nothing_is_compressed(

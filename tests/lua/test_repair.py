@@ -11,7 +11,13 @@ import pytest
 import redis
 
 from kombu_delayed.errors import ServerError
-from kombu_delayed.inspection.doctor import Doctor, examination, examine_server, messages, server
+from kombu_delayed.inspection.doctor import (
+    examination,
+    examine_queue,
+    examine_server,
+    messages,
+    server,
+)
 from kombu_delayed.store.store import Store
 from kombu_delayed.transport.server_checks import Server, check, inspect
 from tests.kit.backlog import check_backlog, due_times
@@ -28,7 +34,7 @@ def _small_partitions(store: Store) -> None:
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
     """Kind of fault -> how many there are, and how many were repaired."""
-    found = Doctor(store, "q", fix=fix, patience_seconds=0).examine()
+    found = examine_queue(store, "q", fix=fix, patience_seconds=0)
     assert all(each.queue == "q" and each.examples and each.meaning for each in found)
     return {each.kind: (each.count, each.fixed) for each in found}
 
@@ -167,7 +173,7 @@ def test_everything_at_once(
 
 def test_binary_names(store: Store, client: redis.Redis) -> None:
     client.hset("{q}:messages", b"\xff\x00", "02000" + message("a"))
-    (finding,) = [each for each in Doctor(store, "q", fix=True).examine() if each.kind == "orphan"]
+    (finding,) = [each for each in examine_queue(store, "q", fix=True) if each.kind == "orphan"]
     assert finding.examples == ["\\xff\x00"]
     assert client.zrange("{q}:delayed:2000", 0, -1) == [b"\xff\x00"]
 
@@ -211,7 +217,7 @@ def test_lost_tokens(ready: bool, example: str, store: Store, client: redis.Redi
         store.publish("q", [entry("b")])
     tokens = state(client)["{q}:wake"]
     client.delete("{q}:wake")
-    (finding,) = Doctor(store, "q").examine()
+    (finding,) = examine_queue(store, "q")
     assert (finding.kind, finding.examples) == ("silent", [example])
     assert examine(store, fix=True) == {"silent": (1, 1)}
     assert state(client)["{q}:wake"] == tokens

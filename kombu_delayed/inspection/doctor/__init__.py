@@ -13,30 +13,30 @@ from .faults import Finding
 from .messages import Messages
 from .server import examine_format, examine_server, examine_types, upgrade
 
-__all__ = ["Doctor", "Finding", "examine_format", "examine_server", "examine_types", "upgrade"]
+__all__ = [
+    "Finding",
+    "examine_format",
+    "examine_queue",
+    "examine_server",
+    "examine_types",
+    "upgrade",
+]
 
 
-class Doctor:
-    """Examines one queue; with `fix` it repairs what it finds, in the same pass.
+def examine_queue(
+    store: Store,
+    queue: str,
+    *,
+    fix: bool = False,
+    progress: Progress = lambda count: None,
+    patience_seconds: float = PATIENCE_SECONDS,
+) -> list[Finding]:
+    """All kinds of faults that a queue has; with `fix` it repairs them in the same pass.
 
     `progress` is called with the number of messages that were looked at.
     """
-
-    def __init__(
-        self,
-        store: Store,
-        queue: str,
-        *,
-        fix: bool = False,
-        progress: Progress | None = None,
-        patience_seconds: float = PATIENCE_SECONDS,
-    ) -> None:
-        self._case = Examination(store, queue, fix, progress or (lambda count: None))
-        self._patience_seconds = patience_seconds
-
-    def examine(self) -> list[Finding]:
-        """All kinds of faults that there are."""
-        Messages(self._case).examine()
-        # After the messages: who is told of them depends on where they are.
-        Consumers(self._case, self._patience_seconds).examine()
-        return list(self._case.found.values())
+    case = Examination(store, queue, fix, progress)
+    Messages(case).examine()
+    # After the messages: who is told of them depends on where they are.
+    Consumers(case, patience_seconds).examine()
+    return list(case.found.values())
