@@ -55,11 +55,6 @@ class SentinelChannel(Channel, stock.SentinelChannel):
 
     _sentinel_manager: Any = None  # older Kombu has none
 
-    @property
-    def patience_seconds(self) -> float:
-        """How long a lost connection is mended here: the other URLs lead to the same master."""
-        return self.options.reconnect_seconds
-
     def _server(self) -> tuple[Any, ...]:
         # Of the pool that has been used already: after a failover it is another one.
         address = self.pool.master_address

@@ -9,6 +9,6 @@ local member, kept = open_message(name, facts_of(expectations, name))
 if not member then return {} end
 local _, due_ms = parts_of(kept)
 take_open(name, member)
-note_settled(name, id_of(member), 'cancelled', nil, kept_ms)
+note_settled(name, id_of_field(member), 'cancelled', nil, kept_ms)
 tell('cancelled', member, kept, due_ms)
 return {member, kept}

@@ -12,7 +12,7 @@ clear_past(expectations, expectations_until)
 clear_past(answers, answers_until)
 local note = facts_of(expectations, name)
 local open = open_message(name, note)
-if open then return {id_of(open) == id and 'open' or 'refused', id_of(open)} end
+if open then return {id_of_field(open) == id and 'open' or 'refused', id_of_field(open)} end
 if note and note.id == id then return {note.ends or note.state == 'open' and 'timed_out' or note.state, id} end
 if note and note.answer and note.state == 'open' then return {'refused', note.id} end
 

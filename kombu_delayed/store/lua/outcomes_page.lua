@@ -7,12 +7,5 @@
 -- returns how many ids the list has from start on, up to count; then as outcomes.lua; O(log n + count)
 local ids = redis.call('ZREVRANGE', outcomes .. list, start, start + count - 1)
 local answer = {#ids}
-for i = 1, #ids do
-  local text = find_outcome(ids[i])
-  if text then
-    answer[#answer + 1] = ids[i]
-    answer[#answer + 1] = text
-    answer[#answer + 1] = is_alive(text)
-  end
-end
+for _, id in ipairs(ids) do add_outcome(answer, id) end
 return answer

@@ -11,11 +11,7 @@
 -- returns {how many, the dead letters that some became …}; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local buries = counted > 0 and is_poison
-local returned
-if behind == '1' then
-  returned = put_back('LPUSH', tags, counted, 'released', buries)
-else
-  returned = give_back(tags, counted, 'released', buries)
-end
+if behind ~= '1' then highest_first(tags) end
+local returned = put_back(behind == '1' and 'LPUSH' or 'RPUSH', tags, counted, 'released', buries)
 expire_as_noted()
 return {returned, unpack(buried)}

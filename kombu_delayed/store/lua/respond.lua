@@ -24,10 +24,10 @@ if member then
   take_open(name, member)
   tell('rescheduled', member, kept, now_ms, nil, nil, nil, state)
   redis.call('LPUSH', list_for(step), with_answer(message, answer))
-  note_settled(name, id_of(member), state, answer_id, kept_ms)
+  note_settled(name, id_of_field(member), state, answer_id, kept_ms)
   announce_ready()
   expire_as_noted()
-  return {'accepted', id_of(member)}
+  return {'accepted', id_of_field(member)}
 end
 if note and note.state == 'open' and note.due_ms and note.due_ms <= now_ms then
   note.answer_id, note.answer, note.ends = answer_id, answer, state

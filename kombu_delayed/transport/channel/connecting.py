@@ -69,8 +69,10 @@ class ConnectingChannel(stock.Channel):
 
     @property
     def patience_seconds(self) -> float:
-        """How long a lost connection is mended here before Kombu is told."""
-        return 0 if len(self.connection.client.alt) > 1 else self.options.reconnect_seconds
+        """How long a lost connection is mended here before Kombu is told, and tries another URL."""
+        client = self.connection.client
+        has_others = len(client.alt) > 1 and urls.scheme_of(client) not in urls.LISTS
+        return 0 if has_others else self.options.reconnect_seconds
 
     # The store.
 

@@ -25,11 +25,6 @@ class ClusterConnectingChannel(ConnectingChannel):
     _nodes: Nodes | None = None
 
     @property
-    def patience_seconds(self) -> float:
-        """How long a lost connection is mended here: all URLs lead to the same nodes."""
-        return self.options.reconnect_seconds
-
-    @property
     def cluster(self) -> Cluster:
         """What all channels of this connection know of the Cluster."""
         transport = self.connection

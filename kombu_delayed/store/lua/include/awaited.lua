@@ -2,17 +2,13 @@
 -- needs: unique unique_due messages
 local NO_ANSWER = '"delayed_answer": ?null'
 
-local function id_of(member)
-  return member:match('^(.*)\31%d+$') or member
-end
-
 -- The one that waits under a name and has no answer yet: its member and its record. Somebody may have given it a
 -- later due time, so it may outlast its note; and a backup may have brought a copy of one that has ended.
 local function open_message(name, note)
   local member = redis.call('HGET', unique, name) or note and note.id
   local kept = member and bucket_get(messages, member)
   if not (kept and parts_of(kept) and kept:find(NO_ANSWER)) then return nil end
-  local has_ended = note and note.state ~= 'open' and note.id == id_of(member)
+  local has_ended = note and note.state ~= 'open' and note.id == id_of_field(member)
   if not has_ended then return member, kept end
 end
 

@@ -38,3 +38,13 @@ local function is_alive(text)
   local until_ms = last and redis.call('ZSCORE', outcomes .. 'workers', last)
   return until_ms and tonumber(until_ms) > now_ms and 1 or 0
 end
+
+-- An id that is known, its text, and whether that worker is alive, at the end of `answer`.
+local function add_outcome(answer, id)
+  local text = find_outcome(id)
+  if text then
+    answer[#answer + 1] = id
+    answer[#answer + 1] = text
+    answer[#answer + 1] = is_alive(text)
+  end
+end

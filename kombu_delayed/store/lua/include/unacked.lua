@@ -36,10 +36,9 @@ local function put_back(push, tags, count, event, is_buried, most_bytes)
   return returned, looked_at
 end
 
--- To the heads: the lowest tag was delivered first, so it goes back last and is the next to leave.
-local function give_back(tags, count, event, is_buried, most_bytes)
+-- For the heads: the lowest tag was delivered first, so it goes back last and is the next to leave.
+local function highest_first(tags)
   table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
-  return put_back('RPUSH', tags, count, event, is_buried, most_bytes)
 end
 
 -- The highest tags first, so that the next call can go on in front of them; returns how many are left. A megabyte at a
@@ -48,11 +47,11 @@ local function give_back_some(limit, count, event, is_buried)
   if redis.call('HLEN', unacked) <= 1000 or redis.call('EXISTS', held) == 0 then
     redis.call('DEL', held)
     local tags = redis.call('HKEYS', unacked)
-    table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
-    give_back({unpack(tags, 1, math.min(#tags, limit))}, count, event, is_buried, 2 ^ 20)
+    highest_first(tags)
+    put_back('RPUSH', {unpack(tags, 1, math.min(#tags, limit))}, count, event, is_buried, 2 ^ 20)
   else
     local tags = redis.call('ZREVRANGE', held, 0, limit - 1)
-    local _, looked_at = give_back(tags, count, event, is_buried, 2 ^ 20)
+    local _, looked_at = put_back('RPUSH', tags, count, event, is_buried, 2 ^ 20)
     redis.call('ZREM', held, unpack(tags, 1, looked_at))
   end
   local left = redis.call('HLEN', unacked)
