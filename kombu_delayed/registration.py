@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import Any
 
 from kombu.transport import TRANSPORT_ALIASES
+from kombu.utils.json import dumps, loads
 
 SCHEMES = (
-    "redis",
-    "rediss",
-    "socket",
-    "embedded",
-    "sentinel",
-    "sentinels",
-    "rediscluster",
-    "redisclusters",
+    *("redis", "rediss", "socket", "embedded"),
+    *("sentinel", "sentinels", "rediscluster", "redisclusters"),
 )
 
 
@@ -42,19 +36,7 @@ def watch_workers() -> None:
         import_module("celery_ext.worker.hooks")
 
 
-def _dumps(value: Any) -> str:
-    from kombu.utils.json import dumps
-
-    return dumps(value)
-
-
-def _loads(text: Any) -> Any:
-    from kombu.utils.json import loads
-
-    return loads(text)
-
-
 register()
 
 #: What the entry point stands for: plain JSON under a name that nothing asks for.
-serializer = (_dumps, _loads, "application/x-kombu-delayed+json", "utf-8")
+serializer = (dumps, loads, "application/x-kombu-delayed+json", "utf-8")

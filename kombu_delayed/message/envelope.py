@@ -208,9 +208,7 @@ class Envelope:
     @property
     def first_due_ms(self) -> int | None:
         """When it was due by who sent it, whatever policies have made of that; None: unknown."""
-        if self.wait.first_due_ms is not None or self.due_ms is None:
-            return self.wait.first_due_ms
-        return self.due_ms
+        return self.due_ms if self.wait.first_due_ms is None else self.wait.first_due_ms
 
 
 def check_task(payload: Payload) -> None:

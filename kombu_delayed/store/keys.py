@@ -19,7 +19,7 @@ class _Key(cached_property[str]):
 
     def __init__(self, holds: str, name: str = "") -> None:
         def key(keys: QueueKeys) -> str:
-            return keys._tagged(name or str(self.attrname).replace("_", "-"))
+            return keys._start + (name or str(self.attrname).replace("_", "-"))
 
         key.__doc__ = holds
         super().__init__(key)
@@ -44,9 +44,6 @@ class QueueKeys:
     @cached_property
     def _start(self) -> str:
         return f"{self.prefix}{{{self.tag or self.queue}}}:"
-
-    def _tagged(self, name: str) -> str:
-        return self._start + name
 
     def ready_list(self, step: int) -> str:
         """Kombu's list for a priority step; step 0 is the queue's own name."""
@@ -126,7 +123,7 @@ class QueueKeys:
 
     def held(self, consumer: str) -> str:
         """Sorted set of the tags in a large unacked hash, while they are returned."""
-        return self._tagged(f"held:{consumer}")
+        return f"{self._start}held:{consumer}"
 
     dead = _Key("Sorted set id -> when it became a dead letter.")
     dead_messages = _Key(
@@ -144,11 +141,11 @@ class QueueKeys:
 
     def job(self, job_id: str) -> str:
         """Hash id -> what a job did with it; counts of runs and attempts; the number of shards."""
-        return self._tagged(f"job:{job_id}")
+        return f"{self._start}job:{job_id}"
 
     def job_slice(self, job_id: str, number: str) -> str:
         """Hash id -> the same, of a job of over 512 ids: one of 4,096, by the SHA-1 of the id."""
-        return self._tagged(f"job-slice:{number}:{job_id}")
+        return f"{self._start}job-slice:{number}:{job_id}"
 
     ledgers_until = _Key("Sorted set key of a ledger -> when it expires.")
 

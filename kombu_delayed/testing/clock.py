@@ -11,16 +11,14 @@ is: those of this process see the time that the clock shows (`kombu_delayed.mess
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
 
 from ..message import clock
-from ..message.envelope import eta_to_ms
+from ..message.envelope import EPOCH, eta_to_ms
 from ..store.calls.scripts import Script
 from .broker import Broker
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @cache
@@ -43,7 +41,7 @@ class Clock:
 
     def now(self) -> datetime:
         """The time that it shows, in UTC."""
-        return _EPOCH + timedelta(milliseconds=self._server_ms() + self._offset_ms)
+        return EPOCH + timedelta(milliseconds=self._server_ms() + self._offset_ms)
 
     def advance(self, by: timedelta | None = None, **parts: float) -> int:
         """Move the clock forward by a timedelta, or by its arguments: `advance(days=3)`.

@@ -96,10 +96,10 @@ def _dump_living(store: Store, queue: str) -> dict[str, Any]:
     ]
     unacked = keys.unacked("")
     held = [
-        (text(key)[len(unacked) :], int(tag), store.readable(queue, raw(record)))
+        (text(key)[len(unacked) :], int(tag), store.readable(queue, record))
         for key in sorted(store.client.scan_iter(count=1000))
         if text(key).startswith(unacked)
-        for tag, record in _hash(store, text(key)).items()
+        for tag, record in store.client.hgetall(key).items()
     ]
     return {
         "delayed": [_delayed(each.member, each.kept) for each in waiting],
@@ -110,11 +110,6 @@ def _dump_living(store: Store, queue: str) -> dict[str, Any]:
         "armed": read_key(store.client, keys.armed),
         "unique": read_key(store.client, keys.unique) or {},
     }
-
-
-def _hash(store: Store, key: str) -> dict[str, str]:
-    found = read_key(store.client, key)
-    return {name: str(value) for name, value in found.items()} if isinstance(found, dict) else {}
 
 
 def _delayed(member: str, kept: Kept) -> dict[str, Any]:

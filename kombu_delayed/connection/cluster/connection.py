@@ -309,7 +309,3 @@ class Nodes:
         """Close all connections; what needs one opens it again."""
         for pool in self._pools:
             pool.disconnect()
-
-    def new_connection(self, format: Format | None = None) -> ClusterConnection:
-        """A connection over pools of its own."""
-        return ClusterConnection(self.cluster, self.pool, format)

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 
-from ...connection.cluster.connection import Nodes, slot_of
+from ...connection.cluster.connection import ClusterConnection, Nodes, slot_of
 from ...connection.cluster.nodes import Node
 from ...connection.commands import Replicas, ignore, numbers
 from ...connection.connection import ServerConnection
@@ -203,7 +203,7 @@ class Caller:
 
     def _connect(self, client: Any) -> ServerConnection:
         if isinstance(client, Nodes):
-            return client.new_connection(self.format)
+            return ClusterConnection(client.cluster, client.pool, self.format)
         return ServerConnection(client.connection_pool, self.format)
 
     def _new_shards(self, prefix: str, configured: int | Mapping[str, int]) -> Shards:
