@@ -12,7 +12,7 @@ from typing import Any
 from ..connection.commands import numbers
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE
-from ..store.calls.scripts import Call, whole
+from ..store.calls.scripts import Call
 from ..store.store import Store, chunks
 from .backlog import Backlog, Move, Waiting, waiting_in
 
@@ -75,7 +75,7 @@ class Copies:
 
     def _ask(self, calls: Sequence[Call]) -> tuple[list[Any], Exception | None]:
         """What each shard answers; None, and the error, where its node cannot be reached."""
-        answers = self._store.run.many([whole(*call) for call in calls])
+        answers = self._store.together(calls)
         failed = next((each for each in answers if isinstance(each, Exception)), None)
         if failed is not None and not isinstance(failed, UNREACHABLE):
             raise failed
