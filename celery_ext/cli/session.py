@@ -18,6 +18,7 @@ from ..app.commands import expected_failures
 from ..control.delayed import Delayed
 from ..errors import QueryError
 from ..tasks.formatting import plain, progress_bars
+from ..tasks.short_repr import printable
 
 #: What is printed into a file or a pipe may be as wide.
 WIDE = 200
@@ -59,7 +60,7 @@ class Session:
     def print(self, *what: RenderableType) -> None:
         """Print on stdout, but not where JSON was asked for."""
         if not self.as_json:
-            self.out.print(*(plain(each) if isinstance(each, str) else each for each in what))
+            self.out.print(*what)
 
     def emit(self, data: Any) -> None:
         if self.as_json:
@@ -76,7 +77,7 @@ class Session:
 
     def nothing(self, text: str) -> NoReturn:
         """Say on stderr that nothing was found, and end with exit code 1."""
-        self.err.print(plain(text))
+        self.err.print(text)
         self._ctx.exit(1)
 
     def exit(self, code: int) -> NoReturn:
@@ -88,11 +89,11 @@ class Session:
             if queue:
                 self.delayed.check_queue(queue)
         except QueryError as error:
-            self.err.print(plain(f"{str(error)[0].upper()}{str(error)[1:]}", "yellow"))
+            self.err.print(f"{str(error)[0].upper()}{str(error)[1:]}", style="yellow")
 
     def confirm(self, question: str) -> None:
         """Ask on stderr. Raises Abort where the answer is not yes."""
-        click.confirm(question, abort=True, err=True)
+        click.confirm(printable(question), abort=True, err=True)
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
@@ -105,12 +106,24 @@ class Session:
             yield lambda count: bars.advance(bar, count)
 
 
+class _Console(Console):
+    """Shows names of the broker as they are, but for what would move a cursor."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        shown = (plain(each) if isinstance(each, str) else each for each in objects)
+        super().print(*shown, **options)
+
+
 def _console(ctx: click.Context, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="replace")  # it need not be UTF-8
-    console = Console(
-        stderr=stderr, no_color=ctx.obj.no_color or None, highlight=False, markup=False
+    console = _Console(
+        stderr=stderr,
+        no_color=ctx.obj.no_color or None,
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
     if not console.is_terminal and "COLUMNS" not in console._environ:
         console.width = WIDE

@@ -522,10 +522,14 @@ def test_wrong_usage(words: str, said: str, cli: Cli) -> None:
     assert len(cli.ids()) == 4
 
 
-@pytest.mark.parametrize("words", ["events", "doctor", "list", "count", "metrics"])
+@pytest.mark.parametrize(
+    "words",
+    ["events", "doctor", "list", "count", "metrics", "drop-policies {queue}", "history {queue}"],
+)
 def test_names_of_queues_change_no_terminal(words: str, empty: Cli) -> None:
-    empty.send("x", HOUR, queue="q\x1b]0;owned\x07[red]\nfake\u202e")
-    told = empty(*words.split()).stdout
+    queue = "q\x1b]0;owned\x07[red]\nfake\u202e"
+    empty.send("x", HOUR, queue=queue)
+    told = empty(*(word.format(queue=queue) for word in words.split()), input="n\n").output
     assert not {*told} & {*"\x1b\x07\u202e"}
     assert "]0;owned�[red]�fake" in told
     assert not any(line.startswith("fake") for line in told.splitlines())

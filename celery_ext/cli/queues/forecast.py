@@ -38,8 +38,9 @@ def forecast(session: Session, hours: float, buckets: int, queue: str | None) ->
     found = session.delayed.forecast(hours, buckets, queue)
     session.emit(forecast_data(found))
     session.print(chart(found))
+    session.print("")
     session.print(
-        f"\n{tasks_word(found.total)} delayed: {number(found.overdue)} overdue, "
+        f"{tasks_word(found.total)} delayed: {number(found.overdue)} overdue, "
         f"{number(sum(each.count for each in found.buckets))} in the chart, "
         f"{number(found.later)} later."
     )

@@ -55,7 +55,7 @@ def history(session: Session, id: str, queue: str | None) -> None:
     session.print(
         Text.assemble(
             plain(found.task or "(no task)", "bold"),
-            f" {found.id} in {found.queue} is ",
+            plain(f" {found.id} in {found.queue} is "),
             (found.state, STYLES.get(found.state, "")),
         )
     )
