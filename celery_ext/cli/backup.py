@@ -80,7 +80,7 @@ def _show(session: Session, facts: dict[str, Any], counts: Counts, asks: bool) -
     made = table("queue", numbers=["delayed", "dead"])
     for name, each in counts.items():
         made.add_row(plain(name), number(each["messages"]), number(each["dead"]))
-    out.print(plain(f"Made {facts['made_at']} of {facts['server']}"), made, "")
+    out.print(f"Made {facts['made_at']} of {facts['server']}", made, "")
 
 
 def _both(counts: Counts) -> str:

@@ -27,7 +27,7 @@ class Span(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class FiniteRange(click.FloatRange):
+class NumberRange(click.FloatRange):
     """Numbers within bounds, which NaN is not."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:

@@ -64,7 +64,7 @@ def create(
         raise click.BadParameter("a token is valid for at least a second", param_hint="--expires")
     made, text = Tokens(session.delayed).create(name, scopes, tenants, queues, seconds)
     session.emit({**asdict(made), "token": text})
-    session.print(plain(text))
+    session.print(text)
 
 
 @command("list", token)
@@ -96,4 +96,4 @@ def revoke(session: Session, id: str) -> None:
     session.emit({"revoked": gone})
     if not gone:
         session.nothing(f"There is no token {id}.")
-    session.print(plain(f"{id} is revoked."))
+    session.print(f"{id} is revoked.")

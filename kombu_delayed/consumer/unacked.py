@@ -108,7 +108,7 @@ class QoS(virtual.QoS):
         self.outbox = Outbox()
         self.slots = Slots(self.outbox)
         self.reserved = Reserved(self.queue_of)
-        #: Tags of messages that are or were handed out -> their queues and ids.
+        #: Tags of messages that were or are about to be handed out -> their queues and ids.
         self.held: dict[int, tuple[str, str]] = {}
         self._failed: set[int] = set()
         self._unreadable: dict[int, str] = {}

@@ -14,13 +14,13 @@ from kombu_delayed.store.store import CALL_LIMIT
 
 from ..criteria import queue_option
 from ..session import Session, command
-from ..times import FiniteRange
+from ..times import NumberRange
 
 
 @command("forecast")
 @click.option(
     "--hours",
-    type=FiniteRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=24,
     show_default=True,
     help="How far to look ahead.",

@@ -27,7 +27,7 @@ def limits(session: Session, queue: str | None) -> None:
     session.emit([info_data(each) for each in found])
     names = [queue] if queue else session.delayed.queues()
     for name, why in session.delayed.policies.strange(names).items():
-        session.err.print(plain(f"Limits of queue {name} may be missing: {why}.", style="yellow"))
+        session.err.print(f"Limits of queue {name} may be missing: {why}.", style="yellow")
     if not found:
         session.nothing("There are no limits.")
     session.print(limits_table(found))

@@ -53,4 +53,4 @@ def partitions(session: Session, queue: str | None, limit: int) -> None:
     for name, total in totals.items():
         if limit and total > limit:
             shown = f"{label(name)}: the first {limit} of {number(total)}; --limit 0 shows all."
-            session.print(plain(shown))
+            session.print(shown)

@@ -60,7 +60,7 @@ def resume(session: Session, queue: str, **part: str | None) -> None:
     what = _part_text(queue, **part)
     if not was_paused:
         session.nothing(f"{what} is not paused.")
-    session.print(plain(f"{what} is resumed."))
+    session.print(f"{what} is resumed.")
 
 
 def pauses_table(found: Iterable[QueuePause]) -> Table:

@@ -50,7 +50,7 @@ def drop_policies(session: Session, queue: str, yes: bool) -> None:
     session.emit({"dropped": had_some})
     if not had_some:
         session.nothing(f"Queue {queue} has no policies.")
-    session.print(plain(f"Queue {queue} has no policies any more."))
+    session.print(f"Queue {queue} has no policies any more.")
 
 
 def _show(session: Session, found: list[QueuePolicies]) -> None:
@@ -60,8 +60,8 @@ def _show(session: Session, found: list[QueuePolicies]) -> None:
     session.print(policies_table(found))
     if any(each.differs for each in found):
         session.print(
-            plain("* This app declares others. They apply once one of its workers starts, or with ")
-            + plain("apply-policies.")
+            "* This app declares others. They apply once one of its workers starts, or with "
+            "apply-policies."
         )
 
 

@@ -22,7 +22,7 @@ from celery_ext.tasks.task_info import TaskInfo
 from ..criteria import queue_option
 from ..session import Session, command
 from ..tasks.listing import counts_table, soonest
-from ..times import FiniteRange
+from ..times import NumberRange
 from .consumers import consumers_table
 from .forecast import chart
 
@@ -81,7 +81,7 @@ class Look(NamedTuple):
 @click.option(
     "-i",
     "--interval",
-    type=FiniteRange(0.1, 86_400),
+    type=NumberRange(0.1, 86_400),
     default=2,
     show_default=True,
     help="Seconds between two updates.",

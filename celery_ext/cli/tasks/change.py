@@ -13,7 +13,7 @@ import click
 from celery_ext.app.commands import all_of
 from celery_ext.control.changes.change_many import Outcome
 from celery_ext.control.delayed import Delayed
-from celery_ext.tasks.formatting import MOVABLE, plain, tasks_table, tasks_word
+from celery_ext.tasks.formatting import MOVABLE, tasks_table, tasks_word
 from celery_ext.tasks.query import Query
 from celery_ext.tasks.times import shifted
 
@@ -176,9 +176,9 @@ def _change_ids(
     session.emit(told)
     for id in ids:
         if id in found and not dry_run:
-            session.print(plain(f"{id} is {change.past}."))
+            session.print(f"{id} is {change.past}.")
         elif id not in found:
-            session.err.print(plain(f"{id} is neither delayed nor ready (any more)."))
+            session.err.print(f"{id} is neither delayed nor ready (any more).")
     if missing:
         session.exit(1)
 

@@ -50,6 +50,14 @@ def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
     return frame.select(F.lit(VERSION).alias("version"), *names)
 
 
+def _source(options: Mapping[str, Any]) -> str:
+    """The address of the broker that is read. Raises QueryError for a queue that it has not."""
+    with connected(given := ReadOptions.parse(options)) as delayed:
+        for queue in given.queues:
+            delayed.check_queue(queue)
+        return delayed.connection.as_uri()
+
+
 def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options: Any) -> Summary:
     """Write the delayed messages to Parquet, each once, while the broker continues.
 
@@ -57,11 +65,7 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
     `ReadOptions`. Raises OptionError, QueryError for a queue that does not exist, BackupError if
     `path` is not empty, and Spark's error if the broker fails.
     """
-    given = ReadOptions.parse(options)
-    with connected(given) as delayed:
-        server = delayed.connection.as_uri()
-        for queue in given.queues:
-            delayed.check_queue(queue)
+    server = _source(options)
     if not overwrite and exists(spark, path):
         raise BackupError(f"there is something at {path}: give another path, or overwrite it")
     rows = delayed_rows(spark, **options)
@@ -157,7 +161,5 @@ def copy(spark: SparkSession, source: Mapping[str, Any], target: Mapping[str, An
     `source` are `ReadOptions`, `target` are `WriteOptions`. Raises like `restore`, and QueryError
     for a queue that does not exist.
     """
-    with connected(given := ReadOptions.parse(source)) as delayed:
-        for queue in given.queues:
-            delayed.check_queue(queue)
+    _source(source)
     return restore(delayed_rows(spark, **source), **target)

@@ -46,6 +46,10 @@ def compact(events: DataFrame, path: str) -> None:
         raise OptionError(
             f"{path} has the archive that is copied, and would be replaced: give another directory"
         )
+    _write(events, path)
+
+
+def _write(events: DataFrame, path: str) -> None:
     files = by_day(events).repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "at")
     files.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(path)
 
@@ -99,7 +103,7 @@ def _merge(spark: SparkSession, path: str, numbers: list[int]) -> str:
     given = [f"{path}/{BATCH.format(number)}" for number in numbers]
     events = spark.read.schema(SCHEMA).option("basePath", path).parquet(*given)
     name = f"{numbers[0]:08d}-{numbers[-1]:08d}"
-    compact(events.select(*SCHEMA.names), f"{path}/batch={name}")
+    _write(events.select(*SCHEMA.names), f"{path}/batch={name}")
     spark.createDataFrame([(name,)], "value string").coalesce(1).write.mode("append").text(
         f"{path}/{RANGES}"
     )

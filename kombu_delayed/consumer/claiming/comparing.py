@@ -26,9 +26,10 @@ def compare(
     not held any more.
     """
     qos, leases, consumer = session.qos, session.store.leases, session.lease.consumer
-    last_tag, known = session.tag, qos.known_tags()
-    for queue, (tags, with_slots) in leases.tags(queues, consumer).items():
-        known |= {*claimed, *qos.known_tags()}  # from any thread, an ack may have come meanwhile
+    last_tag, before = session.tag, qos.known_tags()
+    found = leases.tags(queues, consumer)
+    known = {*claimed, *before, *qos.known_tags()}  # from any thread, acks may have come meanwhile
+    for queue, (tags, with_slots) in found.items():
         if stale := sorted(tag for tag in tags - known if tag <= last_tag):
             logger.warning(
                 "The server has older data: %d messages of queue %r that this consumer has "

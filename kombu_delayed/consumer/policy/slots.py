@@ -58,20 +58,18 @@ class Slots:
         if is_pool(queue):
             return self.shared.running(queue)
         of_tasks = tuple(self.of_tasks)
-        found = ((tag, *self.of_messages.get(tag, ("", b""))) for tag in of_tasks)
-        return [tag for tag, where, record in found if where == queue and record]
+        found = {tag: self.of_messages.get(tag, ("", b"")) for tag in of_tasks}
+        return [tag for tag, (where, record) in found.items() if where == queue and record]
 
     def kept(self, queue: str, gate: Gate, but: Collection[int]) -> list[tuple[int, str, str]]:
         """Tags, ids and slots of messages of a queue that have some of its limits.
 
         Without those in `but`.
         """
-        found = self.of_messages.copy().items()
-        records = {tag: record for tag, (where, record) in found if where == queue and record}
         return [
             (tag, id_in(record), gate.own_slots(record))
-            for tag, record in records.items()
-            if tag not in but
+            for tag, (where, record) in self.of_messages.copy().items()
+            if where == queue and record and tag not in but
         ]
 
     def queues_of_tasks(self) -> set[str]:
