@@ -34,8 +34,7 @@ from .outcomes import Meant, history_of, look_up, recorded
 from .policies.declared import Policies
 from .policies.limits import LimitInfo, gate_usage, limits
 from .policies.overrides import reset_limit, set_limit
-from .policies.partial_pauses import Part, pause, pauses, resume
-from .policies.pauses import QueuePause
+from .policies.pauses import Part, QueuePause, pause, pauses, resume
 
 
 class Delayed(Queues):

@@ -121,3 +121,15 @@ def test_the_end_of_a_pause_leaves_no_policies(open_app: OpenApp) -> None:
 def test_a_queue_that_nobody_knows(bench: Bench, tmp_path: Path) -> None:
     with pytest.raises(QueryError, match="there is no queue 'mial'"):
         bench.app.delayed.pause("mial", task="x")
+
+
+@pytest.mark.parametrize("part", [{"task": ""}, {"tenant": ""}, {"task": "mail", "tenant": ""}])
+def test_an_empty_name_is_no_part(part: dict[str, str], open_app: OpenApp) -> None:
+    delayed = open_app().delayed
+    delayed.app.send_task("mail.send")
+    delayed.pause("celery")
+    before = delayed.pauses()
+    for change in (delayed.pause, delayed.resume):
+        with pytest.raises(QueryError, match="name of a task or a tenant is empty"):
+            change("celery", **part)
+    assert delayed.pauses() == before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,12 +19,14 @@ from kombu_delayed.store.policies.declared import PolicyRecord, as_text, parsed
 
 from ...app.queues import Queues
 from ...tasks.times import from_ms
-from .pauses import TEXT_SIZE, caller
 
 if TYPE_CHECKING:
     from ...policies.rules import Rules as OwnRules
 
 logger = get_logger(__name__)
+
+#: Characters of a name or a reason; longer ones are cut.
+TEXT_SIZE = 500
 
 Described = list[dict[str, Any]]
 
@@ -144,6 +148,14 @@ def change_declared(
             if text == before or store.policies.declare(shard, text, by, known):
                 break
         store.claimable.announce(shard)
+
+
+def caller() -> str:
+    """Who changes something, where nobody says so."""
+    try:
+        return f"{getpass.getuser()}@{socket.gethostname()}"
+    except (KeyError, OSError, ImportError):  # a container may have a user without a name
+        return socket.gethostname()
 
 
 def _is_temporary(queue: Any) -> bool:

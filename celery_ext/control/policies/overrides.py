@@ -12,10 +12,9 @@ from kombu_delayed.store.policies.overrides import Override
 from ...app.queues import Queues
 from ...errors import QueryError
 from ...tasks.times import length_ms
-from .declared import Policies
+from .declared import TEXT_SIZE, Policies, caller
 from .limit_usage import Declarations, place_of
 from .limits import LimitInfo, gate_usage, limit
-from .pauses import TEXT_SIZE, caller
 
 if TYPE_CHECKING:
     from ...policies.limits.gated import Declared

@@ -1,29 +1,34 @@
-"""Pauses of queues: who has paused which one, and why; and how a pause begins and ends."""
+"""Pauses of a queue, or of a task or a tenant in it: then the rest of the queue goes on."""
 
 from __future__ import annotations
 
-import getpass
-import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
 
+from kombu_delayed.inspection.gate_usage import server_ms
+from kombu_delayed.store.policies.declared import PAUSED
 from kombu_delayed.store.policies.pauses import Pause
-from kombu_delayed.store.store import Store
 
 from ...app.queues import Queues
 from ...errors import BROKER_FAILS, QueryError
+from ...tasks.query import Query
 from ...tasks.times import from_ms, length_ms
+from ..changes.change_many import pages
+from ..changes.moves import Moves
+from .declared import TEXT_SIZE, caller, change_declared, declared_of
 
 logger = get_logger(__name__)
 
 #: The remote control command that lets workers give back what they have not begun.
 HOLD = "delayed_hold"
 
-#: Characters of a name or a reason; longer ones are cut.
-TEXT_SIZE = 500
+#: A worker that has claimed before the end of a pause keeps back for no longer what it has then.
+LATE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -39,52 +44,92 @@ class QueuePause:
     tenant: str | None = None
 
 
+class Part(NamedTuple):
+    """The tasks of a name, with * for any text, or those of a tenant, or both; else the queue."""
+
+    task: str | None
+    tenant: str | None
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it is the whole queue. Raises QueryError for a name that nothing has."""
+        if "" in self:
+            raise QueryError("the name of a task or a tenant is empty: omit it to mean all")
+        return self == (None, None)
+
+
 def pause(
     queues: Queues,
     queue: str,
-    why: str = "",
-    by: str | None = None,
-    length: float | str | timedelta | None = None,
+    part: Part,
+    why: str,
+    by: str | None,
+    length: float | str | timedelta | None,
 ) -> QueuePause:
-    """Pause a queue. Raises QueryError for one that nobody knows, or a wrong length."""
+    """Pause a queue or a part of it.
+
+    Raises QueryError for a queue that nobody knows, a wrong length, or an empty name.
+    """
     span_ms = 0 if length is None else length_ms("for_", length)
+    is_all = part.is_all
     queues.check_queue(queue)
-    store = queues.store
-    for shard in shards_of(queues, queue):
-        store.pauses.pause(shard, (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE], span_ms)
-    tell_workers(queues, queue)
-    found = pause_of(store, queue, shards_of(queues, queue))
+    told = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
+    if is_all:
+        for shard in _shards_of(queues, queue):
+            queues.store.pauses.pause(shard, *told, span_ms)
+        found = _pause_of(queues, queue, _shards_of(queues, queue))
+    else:
+        from_ms = server_ms(queues.store, queue)
+        paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *told)
+        _change(queues, queue, part, [{**part._asdict(), **paused._asdict()}])
+        found = _shown(queue, paused, *part)
+    _tell_workers(queues, queue)
     if found is None:
         raise QueryError(f"queue {queue!r} is not paused: it was resumed in the meantime")
     return found
 
 
-def resume(queues: Queues, queue: str) -> bool:
-    """Resume a queue; returns whether it was paused."""
-    pauses = queues.store.pauses
-    return sum(pauses.resume(shard) for shard in shards_of(queues, queue)) > 0
+def resume(queues: Queues, queue: str, part: Part) -> bool:
+    """End such a pause, and let run what it has kept back; returns whether there was one.
+
+    Twice is safe: the second time lets run what the first, if it was interrupted, has not.
+    """
+    if part.is_all:
+        return sum(map(queues.store.pauses.resume, _shards_of(queues, queue))) > 0
+    (found,) = declared_of(queues, [queue])
+    was_paused = any(_is_of(each, part) for each in found.get("paused", ()))
+    _change(queues, queue, part, [])
+    query = Query(queue=queue, **part._asdict())
+    if _let_go(queues, query) or was_paused:
+        time.sleep(LATE_SECONDS)
+        _let_go(queues, query)
+    return was_paused
 
 
 def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
-    """The pauses of those queues that are paused now."""
+    """The pauses of these queues and of parts of them that last."""
     shards = queues.store.shards
-    found = [pause_of(queues.store, name, shards.all(name)) for name in names]
-    return [each for each in found if each is not None]
+    found = [_pause_of(queues, name, shards.all(name)) for name in names]
+    return [each for each in found if each is not None] + [
+        _shown(name, Pause._make(map(own.get, Pause._fields)), own.get("task"), own.get("tenant"))
+        for name, declared in zip(names, declared_of(queues, names), strict=True)
+        for own in _lasting(queues, name, declared.get("paused", []))
+    ]
 
 
-def pause_of(store: Store, queue: str, shards: Sequence[str]) -> QueuePause | None:
+def _pause_of(queues: Queues, queue: str, shards: Sequence[str]) -> QueuePause | None:
     """The pause of a queue, given with its shards."""
-    found = [each for shard in shards if (each := store.pauses.of(shard)) is not None]
-    return shown(queue, found[0]) if found else None
+    found = next(filter(None, map(queues.store.pauses.of, shards)), None)
+    return None if found is None else _shown(queue, found)
 
 
-def shards_of(queues: Queues, queue: str) -> Sequence[str]:
+def _shards_of(queues: Queues, queue: str) -> Sequence[str]:
     """The shards of a queue now; their number may have grown."""
     queues.store.shards.look_again()
     return queues.store.shards.all(queue)
 
 
-def shown(
+def _shown(
     queue: str, found: Pause, task: str | None = None, tenant: str | None = None
 ) -> QueuePause:
     """A pause of a queue, or of a part of it, as users see it."""
@@ -92,7 +137,7 @@ def shown(
     return QueuePause(queue, from_ms(found.from_ms), until, found.by, found.why, task, tenant)
 
 
-def tell_workers(queues: Queues, queue: str) -> None:
+def _tell_workers(queues: Queues, queue: str) -> None:
     """Have them give back what they have not begun."""
     try:
         queues.app.control.broadcast(HOLD, {"queue": queue})
@@ -100,9 +145,32 @@ def tell_workers(queues: Queues, queue: str) -> None:
         logger.warning("Workers were not told that queue %r is paused: %s", queue, error)
 
 
-def caller() -> str:
-    """Who changes something, where nobody says so."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError, ImportError):  # a container may have a user without a name
-        return socket.gethostname()
+def _lasting(queues: Queues, queue: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the pauses of parts of a queue, those that have not ended."""
+    if not any(each["until_ms"] for each in parts):
+        return parts
+    now_ms = server_ms(queues.store, queue)
+    return [each for each in parts if not 0 < each["until_ms"] <= now_ms]
+
+
+def _let_go(queues: Queues, query: Query) -> int:
+    count = 0
+    for shard, infos in pages(queues, query):
+        held = [info for info in infos if info.reason.startswith(PAUSED)]
+        count += Moves(queues).run_now(shard, held)
+    return count
+
+
+def _change(queues: Queues, queue: str, part: Part, now: list[dict[str, Any]]) -> None:
+    """Let these be the pauses of a part, beside those of others."""
+
+    def change(before: dict[str, Any]) -> dict[str, Any]:
+        others = [each for each in before.get("paused", ()) if not _is_of(each, part)]
+        rest = {name: before[name] for name in before if name != "paused"}
+        return {**rest, "paused": [*others, *now]} if others or now else rest
+
+    change_declared(queues, queue, change)
+
+
+def _is_of(found: dict[str, Any], part: Part) -> bool:
+    return (found.get("task"), found.get("tenant")) == part
