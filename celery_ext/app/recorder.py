@@ -10,6 +10,7 @@ import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from celery import Celery
@@ -36,15 +37,16 @@ STOP_SECONDS = 2.0
 #: So many tasks are written in one go: others have the interpreter in between.
 BATCH = 500
 
-#: So many first lines are remembered.
-HEADS = 1_000
-
 #: Of the ids of other tasks so much is kept.
 ID_LENGTH = 100
 
 ALIVE_MS = int(ALIVE_SECONDS * 1000)
 
+#: So many first lines are remembered.
+_head = lru_cache(1_000)(head_of)
 
+
+@dataclass(slots=True, eq=False)
 class Run:
     """A task in a worker, from its receipt to its end: what is known of it, and what is written.
 
@@ -52,44 +54,26 @@ class Run:
     whatever the one has missed, the other has not.
     """
 
-    __slots__ = (
-        "due_ms",
-        "ended_at",
-        "family",
-        "id",
-        "is_late",
-        "is_seen",
-        "limit_seconds",
-        "pid",
-        "queue",
-        "received_at",
-        "rest",
-        "retries",
-        "started_at",
-        "state",
-        "task",
-        "tenant",
-        "written",
-    )
-
-    def __init__(
-        self, queue: str, id: str, task: str, tenant: Any, retries: int, family: Family = ()
-    ) -> None:
-        self.queue, self.id, self.task, self.tenant = queue, id, task, tenant
-        self.family = family
-        self.retries = retries
-        self.received_at = time.time()
-        self.started_at = self.ended_at = 0.0
-        self.pid, self.is_late = 0, False
-        #: When it was due, or its queue was resumed since; None: it was not delayed.
-        self.due_ms: int | None = None
-        self.state: str = ""
-        self.rest: Any = None
-        self.is_seen = False
-        #: The time limit that it ran over, in a pool that cannot end it; 0: it did not.
-        self.limit_seconds = 0.0
-        #: How many of its lines: received, started, ended (and of what it ran over).
-        self.written = 0
+    queue: str
+    id: str
+    task: str
+    tenant: str | None
+    retries: int
+    family: Family
+    received_at: float
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    pid: int = 0
+    is_late: bool = False
+    #: When it was due, or its queue was resumed since; None: it was not delayed.
+    due_ms: int | None = None
+    state: str = ""
+    rest: Any = None
+    is_seen: bool = False
+    #: The time limit that it ran over, in a pool that cannot end it; 0: it did not.
+    limit_seconds: float = 0.0
+    #: How many of its lines: received, started, ended (and of what it ran over).
+    written: int = 0
 
 
 @dataclass
@@ -120,7 +104,6 @@ class Recorder:
         self._unsent: dict[str, Unsent] = {}
         self._tallies = defaultdict[str, Tallies](Tallies)
         self._told = 0
-        self._heads: dict[tuple[str, Any], str] = {}
         #: The queues whose outcomes Redis does not take.
         self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="delayed-outcomes", daemon=True)
@@ -135,7 +118,7 @@ class Recorder:
         tenant, id = tenant_text(headers.get("tenant")), request.id
         if not id.isascii():  # what is no UTF-8 would keep all others from being written
             id = id.encode(errors="backslashreplace").decode()
-        run = Run(shard, id, request.name, tenant, retries, _family(headers))
+        run = Run(shard, id, request.name, tenant, retries, _family(headers), time.time())
         told = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(told, "due_ms", None)) is not None:
             run.due_ms = max(due_ms, getattr(told, "resumed_ms", 0))
@@ -264,8 +247,6 @@ class Recorder:
 
     def _noted(self, run: Run) -> Note | None:
         """What has happened to it since the last note; None: nothing has."""
-        if run.state == "+" and not run.written and not run.limit_seconds:
-            return self._short(run)
         before, retries = run.written, run.retries
         at_ms, lines, state, is_slow = int(run.received_at * 1000), "", "r", False
         if not before:
@@ -293,29 +274,9 @@ class Recorder:
         run.written = 3 if run.ended_at else 2 if run.started_at else 1
         if not lines:
             return None
-        head = head_of(run.task, run.tenant, run.family)
+        known = run.task, run.tenant
+        head = head_of(*known, run.family) if run.family else _head(*known)
         return Note(run.id, state, at_ms, is_slow, head, lines)
-
-    def _short(self, run: Run) -> Note:
-        """As `_noted`, for most tasks: all has happened since the last time, and well."""
-        run.written, retries, worker = 3, run.retries, self.worker
-        ended_ms, key = int(run.ended_at * 1000), (run.task, run.tenant)
-        head = head_of(*key, run.family) if run.family else self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= HEADS:
-                self._heads.clear()
-            head = self._heads[key] = head_of(*key)
-        return Note(
-            run.id,
-            "+",
-            ended_ms,
-            run.rest >= self.options.slow_seconds,
-            head,
-            f'["r",{int(run.received_at * 1000)},{retries},"{worker}"]\n'
-            f'["s",{int(run.started_at * 1000)},{retries},"{worker}",{run.pid},'
-            f"{1 if run.is_late else 0}]\n"
-            f'["+",{ended_ms},{retries},{int(run.rest * 1000)}]\n',
-        )
 
     def _write(self) -> None:
         """Write what is gathered. A queue whose node is down keeps its own, and others go on."""

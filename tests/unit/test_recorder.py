@@ -88,6 +88,13 @@ def test_each_line_is_written_once(told: Recorder) -> None:
     assert noted(told, run) == ""
 
 
+def test_what_has_not_begun_has_no_time_of_its_start(told: Recorder) -> None:
+    run = received(told, 1)
+    assert run is not None
+    told.ended(run, "+", 0.1)
+    assert noted(told, run) == "r+"
+
+
 def test_what_ran_over_its_limit_is_noted_before_its_end_and_is_slow(told: Recorder) -> None:
     run = received(told, 1)
     assert run is not None
