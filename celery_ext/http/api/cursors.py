@@ -30,8 +30,13 @@ def read(text: str, *kinds: type) -> list[Any]:
     raise _unknown()
 
 
-def read_place(text: str, identity: Identity) -> tuple[str, int, str]:
-    """A place in a shard: its name, a time in ms and what is there. Raises a Problem as `read`."""
+def read_place(text: str | None, identity: Identity) -> tuple[str, int, str]:
+    """A place in a shard: its name, a time in ms and what is there; None: before all others.
+
+    Raises a Problem as `read`.
+    """
+    if text is None:
+        return "", 0, ""
     shard, at_ms, name = read(text, str, int, str)
     if not identity.sees_queue(queue_of(shard)):
         raise Problem.of_field("cursor", "it belongs to another queue", 403)

@@ -33,8 +33,7 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
     """Dead letters with their shards, and the cursor of the next ones; None: no more."""
     store = call.service.delayed.store
     shards = sorted(call.service.shards(call.identity, query.queue))
-    cursor = query.cursor
-    place = ("", 0, "") if cursor is None else cursors.read_place(cursor, call.identity)
+    place = cursors.read_place(query.cursor, call.identity)
     found: list[tuple[str, DeadTask]] = []
     left = LOOKED_AT
     for name in (each for each in shards if each >= place[0]):

@@ -63,9 +63,7 @@ def _dead(call: Call, search: Search) -> tuple[list[State], str | None]:
 
 
 def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
-    place = ("", 0, "")
-    if search.cursor is not None:
-        place = cursors.read_place(search.cursor, call.identity)
+    place = cursors.read_place(search.cursor, call.identity)
     outcomes, meant = Outcomes(call.service.delayed.store), meant_of(search)
     found: list[State] = []
     left, state = RECORDS, search.state or ""
@@ -120,9 +118,7 @@ def ready_page(
     call: Call, given: Filter, limit: int, cursor: str | None, root_id: str | None = None
 ) -> tuple[list[ReadyTask], str | None]:
     """Ready tasks, by queue, the latest first, and the cursor of the next ones; None: no more."""
-    place = ("", 0, "")
-    if cursor is not None:
-        place = cursors.read_place(cursor, call.identity)
+    place = cursors.read_place(cursor, call.identity)
     query = Query(
         task=given.task, queue=given.queue, tenant=given.tenant, where=given.where, root_id=root_id
     )

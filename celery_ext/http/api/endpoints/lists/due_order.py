@@ -30,9 +30,7 @@ def due_page(call: Call, search: Search) -> tuple[Found, str | None, bool]:
     is_narrow = bool(search.task or search.tenant or search.where or call.identity.tenants)
     if is_narrow or len(shards) > MOST_SHARDS:
         return (*search_page(call, search), len(shards) == 1)
-    place = ("", 0, "")
-    if search.cursor is not None:
-        place = cursors.read_place(search.cursor, call.identity)
+    place = cursors.read_place(search.cursor, call.identity)
     each = (_tasks(call, search, shard, place, len(shards)) for shard in shards)
     found = [*islice(merge(*each), search.limit + 1)]
     following = None

@@ -85,8 +85,6 @@ def query_of(search: Search) -> Query:
 
 
 def _begin(call: Call, cursor: str | None) -> tuple[str, Place | None]:
-    if cursor is None:
-        return "", None
     shard, due_ms, member = cursors.read_place(cursor, call.identity)
     return shard, Place(due_ms, member.encode(errors="surrogateescape")) if member else None
 
