@@ -97,26 +97,16 @@ def split(url: str) -> Target:
 
 
 def _host(given: str) -> str:
-    if ":" in given or "%" in given:
-        try:
-            return str(ipaddress.IPv6Address(given)) if "%" not in given else _no_host(given)
-        except ValueError:
-            return _no_host(given)
     try:
+        if ":" in given and "%" not in given:
+            return str(ipaddress.IPv6Address(given))
         host = given.encode("idna").decode().lower()
-    except UnicodeError:
-        return _no_host(given)
-    if not _NAME.fullmatch(host):
-        return _no_host(given)
-    if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
-        try:  # other forms of it, such as 0x7f.1, are read differently by different programs
-            return str(ipaddress.IPv4Address(host))
-        except ValueError:
-            return _no_host(given)
-    return host
-
-
-def _no_host(given: str) -> str:
+        if _NAME.fullmatch(host):
+            # Other forms of a number, such as 0x7f.1, are read differently by different programs.
+            is_number = _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2])
+            return str(ipaddress.IPv4Address(host)) if is_number else host
+    except ValueError:
+        pass
     raise CallbackRefused(f"{given[:100]!r} is not a host name or a plain address")
 
 
