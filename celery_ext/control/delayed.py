@@ -23,10 +23,10 @@ from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
 from .bulk.schedule import BulkReport, schedule_many
 from .changes.change import Change, change
-from .changes.change_many import Outcome, change_many, pages
+from .changes.change_many import Outcome, change_found, pages
 from .changes.due_plan import DuePlan
 from .changes.moves import NOW, Moves, due_at
-from .changes.ready import change_ready, matching
+from .changes.ready import matching
 from .changes.redirect import Redirect
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
@@ -190,14 +190,16 @@ class Delayed(Queues):
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
         """Cancel all tasks that match a query. Their results are REVOKED."""
-        if selects_ready(query):
-            return change_ready(
-                self, query, lambda tasks: len(self.moves.cancel_ready(tasks)), dry_run, progress
-            )
-        outcome = change_many(
-            self, query, lambda *found: len(self.moves.cancel(*found)), dry_run, progress
+        outcome = change_found(
+            self,
+            query,
+            lambda *found: len(self.moves.cancel(*found)),
+            lambda tasks: len(self.moves.cancel_ready(tasks)),
+            dry_run,
+            progress,
         )
-        if not dry_run:  # nobody may consume them who would look after that
+        if not dry_run and not selects_ready(query):
+            # Nobody may consume them who would look after that.
             self.store.dictionaries.tidy(self.shards(query.queue), at_once=True)
         return outcome
 
@@ -205,9 +207,7 @@ class Delayed(Queues):
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None
     ) -> Outcome:
         """Run all delayed tasks that match a query now. Raises QueryError for ready ones."""
-        if selects_ready(query):
-            raise QueryError("tasks that are ready run as soon as a worker is free: run one by id")
-        return change_many(self, query, self.moves.run_now, dry_run, progress)
+        return change_found(self, query, self.moves.run_now, None, dry_run, progress)
 
     def reschedule_many(
         self,
@@ -228,9 +228,8 @@ class Delayed(Queues):
         plan = DuePlan.of(self.moves, by, to, spread)
         if spread is not None:
             plan.count = self.count(query)
-        if selects_ready(query):
-            return change_ready(self, query, plan.ready, dry_run, progress)
-        return change_many(self, query, plan.delayed, dry_run, progress, plan.was_moved)
+        ways = plan.delayed, plan.ready
+        return change_found(self, query, *ways, dry_run, progress, plan.was_moved)
 
     def redirect_many(
         self,
@@ -245,9 +244,7 @@ class Delayed(Queues):
         Raises QueryError for a queue that neither the app nor the broker knows.
         """
         to = Redirect(self, to_queue)
-        if selects_ready(query):
-            return change_ready(self, query, to.ready, dry_run, progress, to.has)
-        return change_many(self, query, to.delayed, dry_run, progress, to.has)
+        return change_found(self, query, to.delayed, to.ready, dry_run, progress, to.has)
 
     def schedule_many(
         self, rows: Iterable[Any], batch: int = 1000, progress: bool | Progress | None = True

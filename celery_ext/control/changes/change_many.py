@@ -1,20 +1,30 @@
-"""Changes all delayed tasks that a query means, or shows what it would change."""
+"""Changes all tasks that a query means, or shows what it would change."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import chunks
 
 from ...app.queues import Queues
+from ...errors import QueryError
 from ...tasks.progress import Progress
-from ...tasks.query import Query
+from ...tasks.query import Query, selects_ready
 from ...tasks.task_info import TaskInfo
+from .ready import ReadyTask, matching
 
 #: So many of the tasks that a bulk change has met are in its outcome.
 SAMPLE_SIZE = 10
+
+#: Changes delayed tasks of a shard, or ready ones; says how many of these were still there.
+OnDelayed = Callable[[str, list[TaskInfo]], int]
+OnReady = Callable[[Sequence[ReadyTask]], int]
+
+#: Whether a task is as it is to be.
+IsDone = Callable[[TaskInfo], bool]
 
 
 @dataclass
@@ -49,23 +59,39 @@ def pages(
             yield shard, [info for info in infos if query.matches(info)]
 
 
-def change_many(
-    delayed: Queues,
+def change_found(
+    queues: Queues,
     query: Query,
-    change: Callable[[str, list[TaskInfo]], int],
+    on_delayed: OnDelayed,
+    on_ready: OnReady | None,
     dry_run: bool,
     progress: Progress | None,
-    is_done: Callable[[TaskInfo], bool] = lambda info: False,
+    is_done: IsDone = lambda info: False,
 ) -> Outcome:
-    """Change the tasks that a query means, some of one shard at a time.
+    """Change the tasks that a query means, some of one shard at a time, or show what would change.
 
-    `change` says how many of these were still there. Those that are done are left out.
+    Those that are done are left out. Raises QueryError for ready ones without a way to do so.
     """
     outcome = Outcome(dry_run=dry_run)
-    for shard, page in pages(delayed, query):
-        infos = [info for info in page if not is_done(info)]
-        for part in map(list, chunks(infos)):
-            outcome.add(queue_of(shard), part, 0 if dry_run else change(shard, part))
-            if progress is not None:
-                progress(len(part))
+    for shard, infos, change in _parts(queues, query, on_delayed, on_ready, is_done):
+        outcome.add(queue_of(shard), infos, 0 if dry_run else change())
+        if progress is not None:
+            progress(len(infos))
     return outcome
+
+
+def _parts(
+    queues: Queues, query: Query, on_delayed: OnDelayed, on_ready: OnReady | None, is_done: IsDone
+) -> Iterator[tuple[str, list[TaskInfo], Callable[[], int]]]:
+    """Some tasks of a shard, and how they are changed."""
+    if not selects_ready(query):
+        for shard, page in pages(queues, query):
+            # All of a page is asked before some of it is changed.
+            for part in map(list, chunks([info for info in page if not is_done(info)])):
+                yield shard, part, partial(on_delayed, shard, part)
+        return
+    if on_ready is None:
+        raise QueryError("tasks that are ready run as soon as a worker is free: run one by id")
+    for found in matching(queues, query):
+        if tasks := [each for each in found if not is_done(each.info)]:
+            yield tasks[0].shard, [each.info for each in tasks], partial(on_ready, tasks)

@@ -49,17 +49,17 @@ class DuePlan:
 
     def delayed(self, shard: str, infos: list[TaskInfo]) -> int:
         """Move delayed tasks of a shard; returns how many were still there."""
-        return self.moves.reschedule(shard, infos, [due_at(self.next_ms(i)) for i in infos])
+        return self.moves.reschedule(shard, infos, [due_at(self._next_ms(i)) for i in infos])
 
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
         """Delay ready tasks; returns how many were still ready. Raises QueryError for the past."""
-        dues = [self.next_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
+        dues = [self._due_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
         if any(due_ms <= self.now_ms for due_ms in dues):
             raise QueryError("tasks that are ready can only be moved to a later time")
         return self.moves.postpone_all(tasks, map(due_at, dues))
 
-    def next_ms(self, info: TaskInfo) -> int:
-        """The due time of the next task, in ms since the epoch."""
+    def _next_ms(self, info: TaskInfo) -> int:
+        """The due time of a delayed task, in ms since the epoch."""
         due_ms = self._due_ms(info)
         if due_ms > (info.due_ms or 0):
             self._ahead.add((info.queue, info.member))

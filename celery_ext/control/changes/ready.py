@@ -10,7 +10,6 @@ from kombu_delayed.inspection.lookup import Found
 from kombu_delayed.inspection.ready.index import MOST
 from kombu_delayed.inspection.ready.lists import Ready, ReadyLists, id_of, needles_of
 from kombu_delayed.message.envelope import open_envelope, to_json
-from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.queues import Queues
 from ...tasks.body import payload_of
@@ -18,7 +17,6 @@ from ...tasks.progress import Progress
 from ...tasks.query import Query
 from ...tasks.task_info import TaskInfo
 from ..outcomes import SHORT, certain_ids
-from .change_many import Outcome
 
 
 class ReadyTask(NamedTuple):
@@ -100,29 +98,6 @@ def _is_due(query: Query, info: TaskInfo) -> bool:
     if query.due_after is None and query.due_before is None:
         return True
     return info.due_ms is not None and query.due_after_ms <= info.due_ms < query.due_before_ms
-
-
-def change_ready(
-    queues: Queues,
-    query: Query,
-    change: Callable[[Sequence[ReadyTask]], int],
-    dry_run: bool,
-    progress: Progress | None,
-    is_done: Callable[[TaskInfo], bool] = lambda info: False,
-) -> Outcome:
-    """Change the ready tasks that a query means, a page at a time, or show what would change.
-
-    Those that are done are left out.
-    """
-    outcome = Outcome(dry_run=dry_run)
-    for found in matching(queues, query):
-        page = [each for each in found if not is_done(each.info)]
-        if page:
-            changed = 0 if dry_run else change(page)
-            outcome.add(queue_of(page[0].shard), [each.info for each in page], changed)
-        if progress is not None:
-            progress(len(page))
-    return outcome
 
 
 def amend(

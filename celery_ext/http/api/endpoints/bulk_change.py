@@ -10,6 +10,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from celery_ext.control.changes.change_many import IsDone, OnDelayed, OnReady, Outcome
 from celery_ext.control.changes.moves import due_at
 from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.control.changes.redirect import Redirect
@@ -28,18 +29,11 @@ from .dead_letters import letters_page
 from .lists.by_state import ready_page
 from .lists.search import search_page
 
-#: So long one request goes on, and so many of the tasks that it has met are in its answer.
-SECONDS, SAMPLE = 10.0, 10
+#: So long one request goes on.
+SECONDS = 10.0
 
 #: Ready tasks that one call drops are no further apart.
 SPAN = 500
-
-#: Changes delayed tasks of a shard, and ready ones that are near each other; says which it has.
-OnDelayed = Callable[[str, list[TaskInfo]], int]
-OnReady = Callable[[Sequence[ReadyTask]], int]
-
-#: Whether a task is as it is to be.
-IsDone = Callable[[TaskInfo], bool]
 
 operations = Operations("tasks", "/v1/bulk", is_search=True)
 
@@ -49,40 +43,31 @@ class _Outcome:
     call: Call
     choice: BulkChoice | BulkReplay
     cursor: str | None
-    matched: int = 0
-    changed: int = 0
-    queues: dict[str, int] = field(default_factory=dict)
-    sample: list[TaskInfo] = field(default_factory=list)
+    total: Outcome = field(default_factory=Outcome)
 
     def add(self, shard: str, infos: list[TaskInfo], change: Callable[[], int]) -> int:
         """Count some tasks, and change them unless only that is asked for."""
-        queue = queue_of(shard)
-        self.matched += len(infos)
-        if infos:
-            self.queues[queue] = self.queues.get(queue, 0) + len(infos)
-        self.sample += infos[: SAMPLE - len(self.sample)]
         changed = 0 if self.choice.dry_run else change()
-        self.changed += changed
+        if infos:
+            self.total.add(queue_of(shard), infos, changed)
         return changed
 
     def turns(self) -> Iterator[int]:
         """How many may be looked for, as long as there is more to do and time for it."""
         until = time.monotonic() + SECONDS
         yield min(self.choice.limit, CALL_LIMIT)
-        while self.cursor is not None and self.matched < self.choice.limit:
+        while self.cursor is not None and self.total.matched < self.choice.limit:
             if time.monotonic() > until:
                 return
-            yield min(self.choice.limit - self.matched, CALL_LIMIT)
+            yield min(self.choice.limit - self.total.matched, CALL_LIMIT)
 
     def answer(self, action: str) -> dict[str, Any]:
         given = self.choice.model_dump(exclude_none=True, exclude={"cursor"})
-        self.call.note(action, f"{self.changed} of {self.matched} with {given}")
-        shown = self.sample if self.call.identity.has("read") else []
+        self.call.note(action, f"{self.total.changed} of {self.total.matched} with {given}")
+        shown = self.total.sample if self.call.identity.has("read") else []
         return {
-            "matched": self.matched,
-            "changed": self.changed,
+            **vars(self.total),
             "dry_run": self.choice.dry_run,
-            "queues": self.queues,
             "sample": [state_of(self.call.service, info) for info in shown],
             "next": self.cursor,
         }

@@ -10,10 +10,11 @@ from time import time
 
 from starlette.responses import Response
 
+from celery_ext.control.changes.change_many import OnDelayed, OnReady
 from celery_ext.control.changes.moves import NOW, Due, due_at
 from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.errors import QueryError
-from celery_ext.http.api.endpoints.bulk_change import OnDelayed, OnReady, near, redirect_to
+from celery_ext.http.api.endpoints.bulk_change import near, redirect_to
 from celery_ext.http.api.endpoints.lists.by_state import ready_page
 from celery_ext.http.api.endpoints.lists.search import search_page
 from celery_ext.http.api.fields import span_of
