@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from itertools import chain
 from time import time
 from typing import Any
@@ -76,96 +77,85 @@ def change(
 
     Raises QueryError where its arguments cannot be read or written here.
     """
-    due_ms, changed = change.due_ms(), False
+    changing, changed = _Changing(delayed, change, change.due_ms(), accepts), False
     names = chain.from_iterable(delayed.where(queue, [task_id], found := set[str]()))
     for name in names:
         for member in [waiting.member for waiting in delayed.backlog(name).get(task_id)]:
-            if _change_member(delayed, name, task_id, member, change, due_ms, accepts):
+            if changing.revise(name, task_id, member):
                 found.add(task_id)
                 changed = True
     if not changed:
         for task in ready_tasks(delayed, [task_id], queue):
-            changed = _change_ready(delayed, task, change, due_ms, accepts) or changed
-    if changed and due_ms is not None:
-        eta = from_ms(due_ms).isoformat()
+            changed = changing.amend(task) or changed
+    if changed and changing.due_ms is not None:
+        eta = from_ms(changing.due_ms).isoformat()
         signals.task_rescheduled.send(sender=delayed.app, task_id=task_id, eta=eta)
     return changed
 
 
-def _change_member(
-    delayed: Queues,
-    name: str,
-    task_id: str,
-    member: str,
-    change: Change,
-    due_ms: int | None,
-    accepts: Callable[[TaskInfo], bool],
-) -> bool:
-    backlog, channel = delayed.backlog(name), delayed.connection.default_channel
-    for _ in range(TRIES):
-        waiting = next((each for each in backlog.get(task_id) if each.member == member), None)
-        if waiting is None or not accepts(TaskInfo.waiting(name, waiting)):
+@dataclass(frozen=True)
+class _Changing:
+    """How the messages of a task are changed, and which."""
+
+    delayed: Queues
+    change: Change
+    due_ms: int | None
+    accepts: Callable[[TaskInfo], bool]
+
+    def revise(self, name: str, task_id: str, member: str) -> bool:
+        backlog = self.delayed.backlog(name)
+        for _ in range(TRIES):
+            waiting = next((each for each in backlog.get(task_id) if each.member == member), None)
+            if waiting is None or not self.accepts(info := TaskInfo.waiting(name, waiting)):
+                return False
+            payload = payload_of(info)
+            payload.pop("wait", None)
+            self._rewrite(info, payload)
+            text, at_ms = to_json(payload), self.due_ms
+            if at_ms is None:
+                text, at_ms = _as_it_waits(text, waiting), waiting.kept.due_ms
+            step = self._step(payload)
+            step = waiting.kept.step if step is None else step
+            if backlog.revise(waiting, step, text.encode(), at_ms):
+                return True
+        raise QueryError(
+            f"task {task_id} was not changed: other programs keep changing it; try again"
+        )
+
+    def amend(self, task: ReadyTask) -> bool:
+        if not self.accepts(task.info):
             return False
-        payload = _changed(delayed.app, name, waiting, change, due_ms)
-        text, at_ms = to_json(payload), due_ms
-        if at_ms is None:
-            text, at_ms = _as_it_waits(text, waiting), waiting.kept.due_ms
-        step = waiting.kept.step
-        if change.priority is not None:
-            step = channel.priority(channel._get_message_priority(payload, reverse=False))
-        if backlog.revise(waiting, step, text.encode(), at_ms):
-            return True
-    raise QueryError(f"task {task_id} was not changed: other programs keep changing it; try again")
+        step = self._step({"properties": {"priority": self.change.priority}})
+        is_due = self.due_ms is not None and self.due_ms <= time() * 1000
+        return amend(
+            task,
+            partial(self._rewrite, task.info),
+            step=step,
+            due_ms=None if is_due else self.due_ms,
+        )
 
+    def _step(self, payload: dict[str, Any]) -> int | None:
+        """The step of its new priority; None: it stays."""
+        if self.change.priority is None:
+            return None
+        channel = self.delayed.connection.default_channel
+        step: int = channel.priority(channel._get_message_priority(payload, reverse=False))
+        return step
 
-def _change_ready(
-    delayed: Queues,
-    task: ReadyTask,
-    change: Change,
-    due_ms: int | None,
-    accepts: Callable[[TaskInfo], bool],
-) -> bool:
-    if not accepts(task.info):
-        return False
-    channel = delayed.connection.default_channel
-
-    def rewrite(payload: dict[str, Any]) -> None:
-        _rewrite(delayed.app, task.info, payload, change, due_ms)
-
-    step = None
-    if change.priority is not None:
-        properties = {"properties": {"priority": change.priority}}
-        step = channel.priority(channel._get_message_priority(properties, reverse=False))
-    is_due = due_ms is not None and due_ms <= time() * 1000
-    return amend(task, rewrite, step=step, due_ms=None if is_due else due_ms)
-
-
-def _changed(
-    app: Celery, name: str, waiting: Waiting, change: Change, due_ms: int | None
-) -> dict[str, Any]:
-    info = TaskInfo.waiting(name, waiting)
-    payload = payload_of(info)
-    payload.pop("wait", None)
-    _rewrite(app, info, payload, change, due_ms)
-    return payload
-
-
-def _rewrite(
-    app: Celery, info: TaskInfo, payload: dict[str, Any], change: Change, due_ms: int | None
-) -> None:
-    payload.pop("ticket", None)  # it says by which order and limits it waits: it may be another one
-    headers, properties = payload["headers"], payload["properties"]
-    if change.priority is not None:
-        properties["priority"] = change.priority
-    if due_ms is not None and isinstance(headers.get("eta"), str):
-        headers["eta"] = from_ms(due_ms).isoformat()
-    for name, value in (change.headers or {}).items():
-        if value is None and name not in CELERY_HEADERS:
-            headers.pop(name, None)
-        else:
-            headers[name] = value
-    if change.args is not None or change.kwargs is not None:
-        _write_arguments(app, info, payload, change)
+    def _rewrite(self, info: TaskInfo, payload: dict[str, Any]) -> None:
+        payload.pop("ticket", None)  # it says by which order and limits it waits, maybe another one
+        headers, properties = payload["headers"], payload["properties"]
+        if self.change.priority is not None:
+            properties["priority"] = self.change.priority
+        if self.due_ms is not None and isinstance(headers.get("eta"), str):
+            headers["eta"] = from_ms(self.due_ms).isoformat()
+        for name, value in (self.change.headers or {}).items():
+            if value is None and name not in CELERY_HEADERS:
+                headers.pop(name, None)
+            else:
+                headers[name] = value
+        if self.change.args is not None or self.change.kwargs is not None:
+            _write_arguments(self.delayed.app, info, payload, self.change)
 
 
 def _as_it_waits(text: str, waiting: Waiting) -> str:
