@@ -86,7 +86,7 @@ class LimitInfo:
 
 @dataclass(frozen=True)
 class WaitInfo:
-    """How many messages wait for a limit, of a key where it has some; None: for their turn."""
+    """How many messages wait for a limit, of a key if it has some; limit None: for their turn."""
 
     limit: str | None
     key: str | None

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from celery_ext.control.policies.limits import UseInfo, WaitInfo
+
 from .fields import Cursor, Given, Name, Span
 from .models import OneQueue, TaskState
 
@@ -142,22 +144,6 @@ class KeysQuery(Given):
     cursor: Cursor | None = None
 
 
-class WaitState(BaseModel):
-    """How many messages wait for a limit; null: for their turn."""
-
-    limit: str | None
-    key: str | None
-    waiting: int
-
-
-class UseState(BaseModel):
-    """What a tenant has of a limit for each."""
-
-    limit: str
-    capacity: int | None
-    in_use: int
-
-
 class TenantState(BaseModel):
     """A tenant at the gate of a queue."""
 
@@ -167,8 +153,8 @@ class TenantState(BaseModel):
     first_due: str | None = Field(description="When the first waiting message was due.")
     weight: float | None = Field(description="How many turns it gets while others get one.")
     turn: int | None = Field(description="1: its turn is next; null: it does not wait for a turn.")
-    waits_for: list[WaitState]
-    in_use: list[UseState]
+    waits_for: list[WaitInfo]
+    in_use: list[UseInfo]
 
 
 class TenantsQuery(LimitsQuery):

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, model_validator
 
+from celery_ext.control.counts import ConsumerInfo
+
 from .fields import Cursor, Given, Id, Moment, Name, Span, Timed, Where, check_plain
 
 Status = Literal[
@@ -252,19 +254,10 @@ class ForecastAnswer(BaseModel):
     buckets: list[ForecastBucket]
 
 
-class ConsumerState(BaseModel):
-    """Who consumes a queue."""
-
-    queue: str
-    name: str
-    lease_seconds: float
-    unacked: int
-
-
 class Consumers(BaseModel):
     """All consumers."""
 
-    consumers: list[ConsumerState]
+    consumers: list[ConsumerInfo]
 
 
 class DeadQuery(OneQueue):
