@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -57,16 +58,13 @@ def number(count: int) -> str:
     return f"{count:,}"
 
 
-def tasks_word(count: int) -> str:
-    return f"{count:,} task{'' if count == 1 else 's'}"
+def _counted(what: str, count: int) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def queues_word(count: int) -> str:
-    return f"{count:,} queue{'' if count == 1 else 's'}"
-
-
-def letters_word(count: int) -> str:
-    return f"{count:,} dead letter{'' if count == 1 else 's'}"
+tasks_word = partial(_counted, "task")
+queues_word = partial(_counted, "queue")
+letters_word = partial(_counted, "dead letter")
 
 
 def moment(at: datetime | None) -> str:

@@ -14,6 +14,7 @@ from kombu_delayed.consumer.lease.contact import (
     CLOCK_TOLERANCE_SECONDS,
     LONGEST_SILENCE,
 )
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.inspection.silence import HTTP_CONSUMER, silence_seconds
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import Store
@@ -141,7 +142,7 @@ def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -
     known = _ended.get((shard, name))
     if end is None or float(end) == 0:
         return 0
-    ahead = _server_seconds(store, shard) - now
+    ahead = server_ms(store, shard) / 1000 - now
     tolerance = max(CLOCK_TOLERANCE_SECONDS, seconds * CLOCK_TOLERANCE)
     if known is None or known.end != end or abs(ahead - known.ahead_seconds) > tolerance:
         known = Ended(end, 0.0, now, ahead)
@@ -152,13 +153,6 @@ def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -
         return None
     del _ended[shard, name]
     return int(float(end))
-
-
-def _server_seconds(store: Store, shard: str) -> float:
-    if store.now:
-        return int(store.now) / 1000
-    seconds, microseconds = store.run.to(("GET", store.keys(shard).consumers))("TIME")
-    return int(seconds) + int(microseconds) / 1_000_000
 
 
 def ack(service: Service, held: Iterable[Held]) -> int:

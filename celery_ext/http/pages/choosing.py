@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from kombu_delayed.store.store import CALL_LIMIT
+from kombu_delayed.store.store import chunks
 
 from ..api import cursors
 from ..auth.sessions import new_secret
@@ -81,8 +81,7 @@ def _choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:
 def parts(chosen: Chosen[T]) -> Iterator[tuple[str, list[T]]]:
     """As many of a shard as one call takes."""
     for shard, found in chosen.items():
-        for at in range(0, len(found), CALL_LIMIT):
-            yield shard, found[at : at + CALL_LIMIT]
+        yield from ((shard, [*part]) for part in chunks(found))
 
 
 def among(form: Form, count: int) -> int:

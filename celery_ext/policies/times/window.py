@@ -71,7 +71,7 @@ class Window(Policy):
         return RUN if until_ms == message.now_ms else Delay(until_ms, reason)
 
     def planned_ms(self, at_ms: int) -> tuple[int, str]:
-        """The first time from `due_ms` on at which it is open, in ms."""
+        """The first time from `at_ms` on at which it is open, in ms."""
         opens_ms = self.next_open_ms(at_ms)
         return opens_ms, f"waits for {self}" if opens_ms != at_ms else ""
 

@@ -42,7 +42,7 @@ SORTS: dict[str, Callable[[Row], Any]] = {
     "queue": lambda row: row.history.queue,
     "error": lambda row: row.error,
     "attempt": lambda row: -(row.history.last.attempt if row.history.last else 0),
-    "run": lambda row: -(row.seconds or 0),
+    "run": lambda row: -(row.history.run_seconds or 0),
 }
 SORT_WORDS = {"time": "time", "run": "run time", "attempt": "attempts"}
 
@@ -83,11 +83,6 @@ class Row:
     @property
     def at_ms(self) -> int:
         return self.history.last.at_ms if self.history.last else 0
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it has run, or runs."""
-        return self.history.run_seconds
 
     @property
     def attempt(self) -> str:
