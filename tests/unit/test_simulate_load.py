@@ -10,9 +10,11 @@ import pytest
 
 from celery_ext.spark.simulation import load as simulate_load
 from celery_ext.spark.simulation.load import (
+    GROUPS,
     Slice,
     arriving,
     run,
+    sample,
     slices_of,
     waits,
     windows_of,
@@ -91,6 +93,20 @@ def test_waits() -> None:
     slices = slices_of([(0, 1, 15), (1, 2, 20), (2, 2, 10), (5, 6, 3)])
     found = waits(slices, Fleet(workers=5, slots=2, **CONSTANT))
     assert found == pytest.approx([0, 0.5, 1.5, 0, 0])
+
+
+def test_a_small_sample() -> None:
+    """It has short and long waits alike, and enough of them to tell its error."""
+    fleet = Fleet(**CONSTANT)
+    slices = slices_of([(n, n + 1, 20_000) for n in range(300)])
+    windows = windows_of(slices, waits(slices, fleet), fleet)
+    assert len(windows) == 300
+    for most in (1, 20_000, 100_000):
+        found = sample(windows, most, fleet)
+        assert {each.group for each in found} == {*range(GROUPS + 1)}
+        mean = sum(each.wait_seconds for each in found if each.group) / (len(found) - 1)
+        assert mean == pytest.approx(windows[150].wait_seconds, rel=0.15)
+    assert sample(windows[:5], 1, fleet) == windows[:5]
 
 
 def merged(tallies: Sequence[Tally]) -> dict[int, int]:

@@ -225,14 +225,16 @@ def _warm_ups(
 def sample(windows: Sequence[Window], most_messages: int, fleet: Fleet) -> list[Window]:
     """Windows with about so many messages, all where they are no more: short and long waits alike.
 
-    The one with the longest wait is always among them, in a group by itself.
+    Each group has at least one, though these may be more messages. The one with the longest wait
+    is always among them, in a group by itself.
     """
     every = math.ceil(sum(window.messages for window in windows) / most_messages)
-    if every <= 1 or len(windows) == 1:
+    every = min(every, (len(windows) - 1) // GROUPS)
+    if every <= 1:
         return list(windows)
     ordered = sorted(windows, key=lambda window: (window.wait_seconds, window.number))
     first = dice_of(fleet, "sample").randrange(every)
-    chosen = ordered[:-1][first::every] or ordered[:1]
+    chosen = ordered[:-1][first::every]
     grouped = [replace(each, group=1 + n % GROUPS) for n, each in enumerate(chosen)]
     return sorted([*grouped, ordered[-1]], key=lambda window: window.number)
 
