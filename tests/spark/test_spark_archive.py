@@ -194,9 +194,12 @@ def test_a_copy_replaces_no_archive(
     log()
     archive = str(tmp_path / "archive")
     frame = read_archive(spark, archive)
-    for target in (archive, f"{archive}/", f"file:{archive}", str(tmp_path)):
+    for target in (archive, f"{archive}/", f"file:{archive}", str(tmp_path), "/"):
         with pytest.raises(OptionError, match="has the archive that is copied, and would be"):
             compact(frame, target)
+    for name in ("_checkpoint", "batch=00000000", "copy"):
+        with pytest.raises(OptionError, match="is in the archive that is copied"):
+            compact(frame, f"{archive}/{name}")
     assert read_archive(spark, archive).count() == 10
 
 

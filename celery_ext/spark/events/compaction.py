@@ -24,6 +24,9 @@ from .batches import SCHEMA
 #: A batch, or the first and last one of a range.
 _NAME = re.compile(r"batch=(\d+)(?:-(\d+))?")
 
+#: Where the directories of an archive or of a copy begin, in the path of one of its files.
+_PARTITION = re.compile(r"/(?:batch|date)=")
+
 #: Fewer batches are left for the next time.
 LEAST_BATCHES = 2
 
@@ -39,13 +42,19 @@ class Compacted:
 def compact(events: DataFrame, path: str) -> None:
     """Write a copy of events for reading: a directory for each day and queue, few large files.
 
-    Replaces the content of `path`. Raises OptionError if `events` are read from there.
+    Replaces the content of `path`. Raises OptionError if `events` are read from there, or from an
+    archive that it is in.
     """
-    target = f"{spelled(path)}/"
-    if any(spelled(unquote(each)).startswith(target) for each in events.inputFiles()):
-        raise OptionError(
-            f"{path} has the archive that is copied, and would be replaced: give another directory"
-        )
+    target = f"{spelled(path).rstrip('/')}/"
+    for place in {_PARTITION.split(unquote(file))[0] for file in events.inputFiles()}:
+        archive = f"{spelled(place)}/"
+        if archive.startswith(target):
+            raise OptionError(
+                f"{path} has the archive that is copied, and would be replaced: give another "
+                "directory"
+            )
+        if target.startswith(archive):
+            raise OptionError(f"{path} is in the archive that is copied: give another directory")
     _write(events, path)
 
 
