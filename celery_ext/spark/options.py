@@ -109,7 +109,7 @@ def option(default: Any, taken: Taken, meaning: str, **more: Any) -> Any:
 
 
 #: Spark keeps the options of CREATE TABLE … USING, and gives them to no source in Python.
-_OF_TABLES = (
+OF_TABLES = (
     ". Spark does not pass on the options of CREATE TABLE … USING: use CREATE TEMPORARY VIEW … "
     "USING kombu_delayed OPTIONS (…), or name them in each query, as in SELECT … FROM t WITH "
     "(broker_env = 'BROKER_URL')"
@@ -167,7 +167,7 @@ class BrokerOptions:
         if len(given) != 1:
             raise OptionError(
                 "give the broker by one of the options broker, broker_env and app"
-                + (f", not by {' and '.join(given)}" if given else _OF_TABLES)
+                + (f", not by {' and '.join(given)}" if given else OF_TABLES)
             )
         if self.app and self.transport_options:
             raise OptionError("option app has its own transport options: leave transport_options")

@@ -245,6 +245,8 @@ def test_commands(
         ["305", "tasks", "are", "in", path],
     ]
     assert "there is something at" in run("backup", path, "-b", url).stderr
+    for name in ("[1]", "a*", "{a}"):
+        assert "read it as a pattern" in run("backup", f"{path}/{name}", "-b", url).stderr
     client.flushall()
 
     result = run("restore", path, "-b", url, "--dry-run", "--json", "--queues", "q, no")
@@ -255,6 +257,8 @@ def test_commands(
     for queues in ("[mail", ",", "mail,"):
         result = run("restore", path, "-b", url, "-y", "--queues", queues)
         assert f"{queues!r} is not a list of names: separate" in result.stderr
+    result = run("restore", path, "-b", "delayed+redis://127.0.0.1:1/0", "-y")
+    assert ("Error 111" in result.stderr, "--job-id" in result.stderr) == (True, False)
     result = run("restore", path, "-b", url, input="n\n")
     assert result.exit_code == 1
     assert "Restore 305 tasks? [y/N]: n" in result.stderr
@@ -267,5 +271,11 @@ def test_commands(
     assert json.loads(result.stdout)["queues"] == {"mail": 303, "q": 0}
     assert records(client) == before
 
+    for given, missing in (
+        ("-b", "give the target broker by"),
+        ("--to", "give the broker to copy"),
+    ):
+        result = run("copy", given, url, "--yes")
+        assert (result.exit_code, missing in result.stderr) == (2, True)
     result = run("copy", "-b", url, "--to", url, "--yes")
     assert result.stdout.endswith("\n0 restored, 305 already done\n")

@@ -100,6 +100,11 @@ ARCHIVE, REPORT = ("archive", "--path", "{}"), ("report", "--archive", "{}", "--
             1,
             "Error: Error 111 connecting to 127.0.0.1:1",
         ),
+        (("jobs",), 1, "Error: give the broker by one of the options broker, broker_env and app\n"),
+        (("backup", "{}/b"), 1, "by one of the options broker, broker_env and app\n"),
+        (("backup", "no-fs://b", "-b", "{url}"), 1, "Error: Spark has no file system for no-fs://"),
+        (("backup", "s3a://b/c", "-b", "{url}"), 1, "Error: Spark does not have the library with"),
+        (("backup", "/proc/b/c", "-b", "{url}"), 1, "Spark cannot make the directory /proc/b/c\n"),
         (REPORT, 1, "write one with the job arch"),
         ((*REPORT, "--target-seconds", "0"), 2, "--target-seconds"),
         (("reports",), 2, "Did you mean"),
@@ -235,6 +240,10 @@ def test_files_that_are_no_rows(change: Run, spark: SparkSession, tmp_path: Path
         in result.output
     )
     assert "--job-id" not in result.output
+    result = change("schedule", path, "--sql", "SELEC id")
+    assert "Error: --sql: [PARSE_SYNTAX_ERROR] Syntax error" in result.output
+    result = change("schedule", path, "--select", "idd AS id")
+    assert "Error: --select: [UNRESOLVED_COLUMN" in result.output
     assert "PATH_NOT_FOUND" in change("cancel", tmp_path / "none.csv").output
 
 

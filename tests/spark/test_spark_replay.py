@@ -247,6 +247,18 @@ def test_command(
         2,
         True,
     )
+    for option, value, said in (
+        ("--queues", "q,Q1", "has no queue 'Q1'; did you mean 'q'?"),
+        (
+            "--where",
+            "queue = ",
+            "--where: [PARSE_SYNTAX_ERROR] Syntax error at or near end of input",
+        ),
+        ("--where", "queue", 'Filter expression "queue" of type "STRING" is not a boolean'),
+    ):
+        result = run(*told, "--backup", path, option, value, "--yes")
+        assert (result.exit_code, said in result.stderr) == (1, True)
+        assert len(result.stderr.splitlines()) == 1
     narrow = ("--tasks", "ma?l,x.*", "--where", "id <> 'x'", "--queues", "q", "--yes")
     later = (*narrow, "--at", "2100-01-01", "--spread", "1h", "--job-id", "j")
     result = run(*told, "--backup", path, *later)

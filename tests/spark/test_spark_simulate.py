@@ -104,6 +104,8 @@ def test_the_backlog_of_a_broker(run: Run, url: str, store: Store) -> None:
         (("--due", "here", "--hours", "3"), 2, "only apply to --messages"),
         (("--messages", "5", "--workers", "0"), 1, "Error: workers is a whole number from 1 to"),
         (("--messages", "5", "--run-spread", "lognormal"), 1, "Error: run_spread lognormal needs"),
+        (("--messages", "5", "--plot", "x.doc"), 1, "Error: a picture is .svg, .png or .pdf, not"),
+        (("--messages", "5", "--plot", "none/x.svg"), 1, "Error: none/x.svg cannot be written"),
     ],
 )
 def test_errors(arguments: tuple[str, ...], code: int, text: str, run: Run) -> None:

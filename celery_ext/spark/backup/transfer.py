@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,10 @@ SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 
 #: Written last, and passed over by whoever reads Parquet: with it a backup is whole.
 _SUMMARY = "_summary"
+
+
+#: What Spark reads as a pattern of names.
+_PATTERN = re.compile(r"[\[\]{}*?\\]")
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,10 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
 
     With `overwrite` an older backup at `path` is deleted first. `options` are those of
     `ReadOptions`. Raises OptionError, QueryError for a queue that does not exist, BackupError if
-    `path` is not empty, and Spark's error if the broker fails.
+    `path` is not empty or has characters of patterns, and Spark's error if the broker fails.
     """
+    if match := _PATTERN.search(path):
+        raise BackupError(f"{path} has {match[0]!r}, with which Spark would read it as a pattern")
     server = _source(options)
     if not overwrite and exists(spark, path):
         raise BackupError(f"there is something at {path}: give another path, or overwrite it")

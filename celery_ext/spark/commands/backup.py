@@ -98,8 +98,8 @@ def restore_command(
     total = sum(found.values())
     ask(f"Restore {tasks_word(total)}?", yes)
     with (
-        run_again(options["job_id"]),
         backups.counting(found, **options) as count,
+        run_again(options["job_id"]),
         following(lambda: (min(count(), total), total), "restore"),
     ):
         options["total_rows"] = options["total_rows"] or total
@@ -136,6 +136,10 @@ def copy_command(
     source = {"broker": broker, "broker_env": broker_env, "app": app, "queues": queues}
     source["transport_options"] = transport_options
     target = {name.removeprefix("to_"): value for name, value in options.items()}
+    if not (broker or broker_env or app):
+        raise click.UsageError("give the broker to copy by one of --broker, --broker-env and --app")
+    if not any(target.get(name) for name in ("broker", "broker_env", "app")):
+        raise click.UsageError("give the target broker by one of --to, --to-env and --to-app")
     spark = spark_of(ctx)
     ask("A worker of either broker will run its tasks. Copy the backlog?", yes)
     with run_again(options["job_id"]), watching(spark, "copy"):

@@ -12,7 +12,7 @@ from celery_ext.spark import cancel, reschedule, schedule
 from celery_ext.spark.commands.files import FORMATS, format_of, queried, read_rows
 from celery_ext.spark.sink.job_ledger import JobReport
 
-from .group import connection_options, job_options, main, run_again, spark_of
+from .group import connection_options, job_options, main, naming, run_again, spark_of
 from .progress import show, watching
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ def _run(
         if not sql and (format or format_of(path)) == "parquet" and not options["total_rows"]:
             options["total_rows"] = rows.count()  # from the ends of the files
         if select or sql:
-            rows = queried(rows, sql or f"SELECT {', '.join(select)} FROM rows")
+            with naming("--sql" if sql else "--select"):
+                rows = queried(rows, sql or f"SELECT {', '.join(select)} FROM rows")
         report = job(rows, label=path, **options)
     show(report, done, as_json, options["rejects"])

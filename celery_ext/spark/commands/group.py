@@ -18,18 +18,19 @@ import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from kombu.exceptions import OperationalError
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.logger import PySparkLogger
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn
 from rich.table import Table
 
 from celery_ext.app.commands import all_of
+from celery_ext.app.settings import suggestion
 from celery_ext.spark.commands.java import session
-from celery_ext.spark.options import names
+from celery_ext.spark.options import OF_TABLES, names
 from celery_ext.spark.sink.job_ledger import may_be_done
 from celery_ext.tasks.formatting import progress_bars
-from kombu_delayed.errors import DelayedError
+from kombu_delayed.errors import DelayedError, OptionError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +46,22 @@ _PYTHON_ERROR = re.compile(
 )
 
 #: Where Spark goes on with its plan, the text of a query, or a trace.
-_BEHIND = re.compile(r";\s*\n'|\n\n?== |\n\nJVM stacktrace")
+_BEHIND = re.compile(r";\s*\n|\n\n?== |\n\nJVM stacktrace")
+
+#: What Java says where Spark cannot write, and in words.
+_IN_WORDS = {
+    re.compile(r'No FileSystem for scheme "?([\w+.-]+)'): (
+        "Spark has no file system for {}:// (add its library, for example with --conf "
+        "spark.jars.packages=…)"
+    ),
+    re.compile(r"ClassNotFoundException: Class (\S+FileSystem) not found"): (
+        "Spark does not have the library with {} (add it, for example with --conf "
+        "spark.jars.packages=…)"
+    ),
+    re.compile(r"Mkdirs failed to create (?:file:)?(\S+?)(?:/_temporary\S*)? \("): (
+        "Spark cannot make the directory {}"
+    ),
+}
 
 #: Loggers that print an error, with its traces, which is told in a line as well.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
@@ -100,10 +116,33 @@ class Jobs(DYMGroup):
 
 def meaning(error: Exception) -> str:
     """What a user has to know of an error: of one from an executor, without its traces."""
+    text = str(error)
+    for pattern, words in _IN_WORDS.items():
+        if match := pattern.search(text):
+            return words.format(match[1])
     if isinstance(error, Py4JJavaError):
-        return " ".join(_SPARK_ERROR.findall(str(error))) or error.java_exception.toString()
-    found = _PYTHON_ERROR.findall(str(error)) if isinstance(error, PySparkException) else ()
-    return found[-1].strip() if found else _BEHIND.split(str(error))[0]
+        return " ".join(_SPARK_ERROR.findall(text)) or error.java_exception.toString()
+    found = _PYTHON_ERROR.findall(text) if isinstance(error, PySparkException) else ()
+    said = found[-1] if found else _BEHIND.split(text)[0]
+    return str(said).strip().removesuffix(OF_TABLES)
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Say of an error in SQL which option has it."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise click.ClickException(f"{option}: {meaning(error)}") from error
+
+
+def check_queues(queues: Iterable[str] | None, known: Iterable[str], what: str) -> None:
+    """Raises OptionError for a queue that a backup or an archive does not have."""
+    there = sorted(known)
+    for queue in queues or ():
+        if queue not in there:
+            has = suggestion(queue, there or ["no message"], "it has")
+            raise OptionError(f"{what} has no queue {queue!r}{has}")
 
 
 @click.group(cls=Jobs)

@@ -22,11 +22,13 @@ from celery_ext.tasks.formatting import number, plain
 from .group import (
     NAMES,
     archive_option,
+    check_queues,
     connection_options,
     console,
     empty_table,
     job_options,
     main,
+    naming,
     output,
     run_again,
     spark_of,
@@ -100,6 +102,9 @@ def replay_command(
     narrow = {name: options.pop(name) for name in ("queues", "tasks", "where")}
     spark = spark_of(ctx)
     events = read_archive(spark, archive)
+    if narrow["queues"]:
+        known = [row.queue for row in events.select("queue").distinct().collect()]
+        check_queues(narrow["queues"], known, f"the archive {archive}")
     rows = _narrowed(replays.missed(events, states=states, since=since, until=until), **narrow)
     rows = rows.persist()
     kept = _kept(spark, backups)
@@ -138,7 +143,8 @@ def _narrowed(
     if tasks:
         patterns = "|".join(map(_regex, tasks))
         rows = rows.where(F.col("task").rlike(f"^(?:{patterns})$"))
-    return rows.where(where) if where else rows
+    with naming("--where"):
+        return rows.where(where) if where else rows
 
 
 def _regex(pattern: str) -> str:

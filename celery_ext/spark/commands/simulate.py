@@ -118,13 +118,14 @@ def _load(spark: SparkSession, due: str | None, broker: dict[str, Any]) -> DataF
 
 
 def _drawing(plot: Path) -> Callable[[Simulation], None]:
-    """Found out before anything is simulated: what draws may not be installed."""
+    """Raises errors before anything is simulated: what draws may not be installed."""
     try:
-        from celery_ext.spark.simulation.plots import save
+        from celery_ext.spark.simulation.plots import check_file, save
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"a picture needs {error.name}: pip install 'kombu-delayed[report]'"
         ) from error
+    check_file(plot)
 
     def draw(found: Simulation) -> None:
         windows = found.windows.select("begin_seconds", "p50_seconds", "p99_seconds").collect()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullLocator
+
+from kombu_delayed.errors import OptionError
 
 from ..reports.formatting import duration
 from ..reports.plots import COLOURS, COUNTS, STYLE
@@ -24,6 +28,15 @@ _LEAST_SECONDS = 0.001
 _MARKS_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
 
 _GIB = 2**30
+
+
+def check_file(path: Path) -> None:
+    """Raises OptionError where no picture can be written."""
+    kind = path.suffix.removeprefix(".").lower()
+    if kind and kind not in Figure().canvas.get_supported_filetypes():
+        raise OptionError(f"a picture is .svg, .png or .pdf, not {path.suffix}: {path}")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise OptionError(f"{path} cannot be written: its directory is not there, or protected")
 
 
 def save(path: str, points: Sequence[Point], windows: Sequence[Row]) -> None:
