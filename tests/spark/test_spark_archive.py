@@ -170,6 +170,9 @@ def test_an_archive_is_not_overwritten(log: Log, tell: Any, tmp_path: Path) -> N
             log(checkpoint=other)
     assert log(checkpoint=str(tmp_path / "mine")) == 0
     assert numbers(tmp_path / "archive") == list(range(1, 11))
+    (tmp_path / "bare" / "_ranges").mkdir(parents=True)
+    with pytest.raises(ArchiveError, match="there is no checkpoint at"):
+        log(path=str(tmp_path / "bare"))
 
 
 def test_a_compact_copy(log: Log, tell: Any, tmp_path: Path, spark: SparkSession) -> None:
@@ -194,7 +197,15 @@ def test_a_copy_replaces_no_archive(
     log()
     archive = str(tmp_path / "archive")
     frame = read_archive(spark, archive)
-    for target in (archive, f"{archive}/", f"file:{archive}", str(tmp_path), "/"):
+    (tmp_path / "link").symlink_to(archive)
+    for target in (
+        archive,
+        f"{archive}/",
+        f"file:{archive}",
+        f"{tmp_path}/link",
+        f"{tmp_path}",
+        "/",
+    ):
         with pytest.raises(OptionError, match="has the archive that is copied, and would be"):
             compact(frame, target)
     for name in ("_checkpoint", "batch=00000000", "copy"):

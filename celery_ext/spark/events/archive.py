@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 
 from ..options import as_texts
-from .archive_files import BATCH, PARTITIONS, ArchiveError, batches_of, by_day, exists
+from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, batches_of, by_day, exists
 from .archive_lock import ArchiveLock
 from .batches import SCHEMA
 from .stream import NAME, EventOptions
@@ -70,10 +70,14 @@ def log_events(
 
 
 def _check(spark: SparkSession, path: str, checkpoint: str) -> None:
-    """A query without a checkpoint would number its batches from 0 on."""
+    """A query without a checkpoint would number its batches from 0 on.
+
+    Those that ranges include, even of batches that are not there any more, would not be read.
+    """
     if exists(spark, f"{path}/date=*"):
         raise ArchiveError(f"{path} has a compact copy of an archive: give another path")
-    if exists(spark, f"{path}/batch=*") and not exists(spark, f"{checkpoint}/metadata"):
+    is_there = exists(spark, f"{path}/batch=*") or exists(spark, f"{path}/{RANGES}")
+    if is_there and not exists(spark, f"{checkpoint}/metadata"):
         raise ArchiveError(
             f"{path} has an archive, and there is no checkpoint at {checkpoint}: give the one that "
             "it was written with. A new one would overwrite it; to begin anew, give another path"

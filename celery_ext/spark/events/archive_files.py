@@ -37,7 +37,7 @@ def spelled(path: str) -> str:
     """A path in the one form that all its spellings have in common, without a slash at its end."""
     url = urlsplit(path)
     if url.scheme in ("", "file"):
-        return os.path.abspath(url.path if url.scheme else path)
+        return os.path.realpath(url.path if url.scheme else path)
     return f"{url.scheme}://{url.netloc}{posixpath.normpath(url.path or '/')}".rstrip("/")
 
 
