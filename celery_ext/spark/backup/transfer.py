@@ -31,7 +31,6 @@ SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 #: Written last, and passed over by whoever reads Parquet: with it a backup is whole.
 _SUMMARY = "_summary"
 
-
 #: What Spark reads as a pattern of names.
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
 
