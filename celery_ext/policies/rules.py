@@ -28,7 +28,7 @@ from .policy import RUN, Policy, PolicyError, checked
 from .retry.apply_strategies import ran_out
 from .retry.strategies import STRATEGY_HEADER, RanOut
 from .times.window import Window
-from .written import text_of, written
+from .written import restored, text_of, written
 
 logger = get_logger(__name__)
 
@@ -70,6 +70,17 @@ class Rules:
         own, before = parsed(text), parsed(known)
         of_tasks = {**before.get("tasks", {}), **own.get("tasks", {})}
         return as_text({**before, **own, **({"tasks": of_tasks} if of_tasks else {})})
+
+    def offered(self, queue: str) -> str:
+        """What this program declares for a queue, if that needs no code of its own; else ""."""
+        text = self.declared(queue)
+        said = parsed(text)
+        try:
+            for each in chain(said.pop("tasks", {}).values(), said.values()):
+                [*map(restored, each)]
+        except PolicyError:
+            return ""
+        return text
 
     def _statement(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {**self._declared.statement(name)}

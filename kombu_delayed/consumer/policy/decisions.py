@@ -136,6 +136,9 @@ class Rules(Protocol):
     def declared(self, queue: str, known: str = "") -> str:
         """What is to hold for a queue, as JSON, where `known` does: also as its program says."""
 
+    def offered(self, queue: str) -> str:
+        """What its program says of a queue, if every consumer can go by it; else nothing."""
+
     def follow(self, queue: str, text: str) -> None:
         """Go by what is declared for a queue from now on. Raises OptionError if it cannot."""
 

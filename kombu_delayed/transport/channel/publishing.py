@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 
 from ...consumer.policy.decisions import planned
 from ...consumer.policy.of_message import HEADER, USUAL, with_policies
+from ...consumer.policy.offer import offer
 from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
 from ...message.envelope import CONFLICTS, Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
@@ -20,6 +21,11 @@ from .connecting import ConnectingChannel
 
 class PublishingChannel(ConnectingChannel):
     """Schedules messages, or publishes them for now."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: Queues for which this channel has offered the policies of its program.
+        self._offered: set[str] = set()
 
     def create_publish_batch(self, max_size: int) -> Any:
         """A batch for `Producer.batch()`."""
@@ -42,10 +48,14 @@ class PublishingChannel(ConnectingChannel):
             self.store.shards.keep_whole(queue)
         unique = unique_key(message)
         plans_later = unique is None and getattr(batch, "plans_later", False)
-        if (rules := self.rules) is not None and not plans_later:
+        if (rules := self.rules) is not None:
             headers = message.get("headers") or {}
             task, own = str(headers.get("task") or ""), str(headers.get(HEADER) or "")
-            entry = planned(rules, queue, task, own, entry, self.store)
+            if task and not expires_ms and queue not in self._offered:
+                offer(rules, queue, self.store)
+                self._offered.add(queue)
+            if not plans_later:
+                entry = planned(rules, queue, task, own, entry, self.store)
         if batch is not None and unique is None:
             batch.add("schedule" if entry.due else "put", queue, entry, expires_ms)
             return

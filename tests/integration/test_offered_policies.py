@@ -1,0 +1,112 @@
+"""A producer declares the policies of a queue for which nothing is declared yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from kombu import Queue, pools
+
+from celery_ext.policies import Fair, Limit
+from kombu_delayed.store.policies.declared import PolicyRecord, parsed
+from tests.kit.clusters import Cluster
+from tests.kit.policed import OpenApp
+
+pytestmark = pytest.mark.usefixtures("new_connections")
+
+ONE = [{"Limit": {"concurrency": 1}}]
+
+
+@pytest.fixture
+def new_connections() -> None:
+    """What another test has sent was sent over others: a channel offers once."""
+    pools.reset()
+
+
+def by_region(message: Any) -> str:
+    return str(message.kwargs["region"])
+
+
+def send(app: Celery, count: int = 1) -> None:
+    for _ in range(count):
+        app.send_task("add", (1, 2))
+
+
+def declared(app: Celery, shard: str = "celery") -> PolicyRecord:
+    return app.delayed.store.policies.read(shard)
+
+
+def test_a_consumer_that_declares_nothing_obeys(open_app: OpenApp) -> None:
+    """Although no worker with the policies has ever been there."""
+    send(open_app(Limit(concurrency=1)), 2)
+    with open_app().connection_for_read() as connection:
+        channel = connection.default_channel
+        first = channel.basic_get("celery")
+        assert channel.basic_get("celery") is None
+        first.ack()
+        channel.basic_get("celery").ack()
+
+
+def test_what_is_declared_already_stays(open_app: OpenApp) -> None:
+    send(open_app(Limit(concurrency=1)))
+    other = open_app(Limit(concurrency=2))
+    before = declared(other)
+    assert parsed(before.text)["queue"] == ONE
+    send(other)
+    assert declared(other) == before
+
+
+def test_what_needs_code_is_left_to_consumers(open_app: OpenApp) -> None:
+    """Workers that have not this code yet would leave the queue alone."""
+    app = open_app(Limit(concurrency=1), Fair(by=by_region))
+    app.send_task("add", kwargs={"region": "north"})
+    assert declared(app) == PolicyRecord()
+
+
+def test_a_channel_offers_once(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=1))
+    send(app)
+    store = app.delayed.store
+    assert store.run("DEL", store.keys("celery").policies) == 1
+    send(app)
+    assert declared(app) == PolicyRecord()
+
+
+def test_replies_and_temporary_queues_have_none(open_app: OpenApp, client: redis.Redis) -> None:
+    app = open_app(Limit(concurrency=1))
+    with app.connection_for_write() as connection:
+        connection.Producer().publish({"result": 3}, routing_key="celery")
+        channel = connection.default_channel
+        channel.queue_declare("passing", arguments={"x-expires": 60_000})
+        queue = Queue("passing", queue_arguments={"x-expires": 60_000})
+        with app.amqp.Producer(channel) as producer:
+            app.send_task("add", (1, 2), queue=queue, producer=producer)
+    assert client.keys("*policies*") == []
+
+
+def test_all_shards_have_them(open_app: OpenApp) -> None:
+    shared = Limit(concurrency=1, name="calls", scope="global")
+    app = open_app(shared, delayed_shards={"celery": 3})
+    send(app)
+    shards = app.delayed.store.shards.all("celery")
+    assert len(shards) == 3
+    assert {parsed(declared(app, shard).text)["queue"][0]["Limit"]["name"] for shard in shards} == {
+        "calls"
+    }
+
+
+@pytest.mark.thorough
+def test_on_a_cluster(open_app: OpenApp, cluster: Cluster) -> None:
+    app = open_app(Limit(concurrency=1), url=f"delayed+{cluster.url}")
+    send(app)
+    assert parsed(declared(app).text)["queue"] == ONE
+
+
+def test_what_cannot_be_declared_stops_no_message(open_app: OpenApp, client: redis.Redis) -> None:
+    client.set("{celery}:policies", "no hash")
+    app = open_app(Limit(concurrency=1))
+    send(app)
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.queue_declare("celery").message_count == 1
