@@ -23,15 +23,19 @@ class Apps:
     def __init__(self, declared: Declared | None) -> None:
         self._declared = declared
         self._policies: dict[str, tuple[Policy, ...]] = {}
-        self._until = 0.0
+        self._until, self._count = 0.0, 0
 
     def with_task(self, name: str) -> Celery | None:
         """An app that has a task; None: there is none, or none yet."""
         return next((app for app in self._own() if name in app._tasks), None)
 
     def policies_of_tasks(self) -> dict[str, tuple[Policy, ...]]:
-        """Those of all tasks that have some, by their names, as of a moment ago."""
-        if (now := monotonic()) < self._until:
+        """Those of all tasks that have some, by their names, as of a moment ago.
+
+        The same object as long as nothing may have changed.
+        """
+        count = sum(len(app._tasks) for app in list(_state._get_active_apps()))
+        if (now := monotonic()) < self._until and count == self._count:
             return self._policies
         tasks = {name: task for app in self._own() for name, task in app._tasks.items()}
         self._policies = {
@@ -39,7 +43,7 @@ class Apps:
             for name in sorted(tasks)
             if getattr(tasks[name], "policies", None) is not None
         }
-        self._until = now + LOOK_SECONDS
+        self._until, self._count = now + LOOK_SECONDS, count
         return self._policies
 
     def of(self, task: str) -> Celery:

@@ -95,11 +95,11 @@ class PausedPart(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What is declared in Redis for a queue."""
+    """What is declared in Redis for a queue. Without `tasks` each program's own ones hold."""
 
     text: str
     declared: DeclaredPolicies
-    tasks: dict[str, Policies]
+    tasks: dict[str, Policies] | None
     paused: tuple[PausedPart, ...] = ()
 
     def kept_back(self, message: Message) -> Delay | None:
@@ -127,10 +127,8 @@ class Followed(NamedTuple):
                 queue: made(found.get("queue", []), own.of_queues.get(queue)),
                 ALL_QUEUES: made(found.get("defaults", []), own.defaults),
             }
-            tasks = {
-                name: made(each, of_tasks.get(name))
-                for name, each in found.get("tasks", {}).items()
-            }
+            told = found.get("tasks")
+            tasks = told and {name: made(each, of_tasks.get(name)) for name, each in told.items()}
             paused = tuple(map(PausedPart.read, found.get("paused", ())))
         except PolicyError:
             raise

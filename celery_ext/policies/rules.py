@@ -49,7 +49,7 @@ class Rules:
         self._followed: dict[str, Followed] = {}
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
-        self._said: dict[str, tuple[str, float]] = {}
+        self._said: dict[str, tuple[str, dict[str, tuple[Policy, ...]]]] = {}
         #: By queue: names of unknown limits in messages, of which it has warned.
         self._warned: defaultdict[str, set[str]] = defaultdict(set)
 
@@ -60,11 +60,11 @@ class Rules:
 
         JSON: the policies of the queue, defaults and those of tasks; "" for none.
         """
-        name, now = queue_of(queue), monotonic()
-        text, until = self._said.get(name, ("", 0.0))
-        if now >= until:  # tasks may have come since
+        name, tasks = queue_of(queue), self._apps.policies_of_tasks()
+        text, told = self._said.get(name, ("", None))
+        if told is not tasks:  # some may have come since
             text = as_text(found) if (found := self._statement(name)) else ""
-            self._said[name] = text, now + LOOK_SECONDS
+            self._said[name] = text, tasks
         if not text or not known:
             return text or known
         own, before = parsed(text), parsed(known)
@@ -72,15 +72,17 @@ class Rules:
         return as_text({**before, **own, **({"tasks": of_tasks} if of_tasks else {})})
 
     def offered(self, queue: str) -> str:
-        """What this program declares for a queue, if that needs no code of its own; else ""."""
-        text = self.declared(queue)
-        said = parsed(text)
+        """What this program declares for a queue and for all, if that needs no code; else "".
+
+        Policies of tasks come with the tasks: those who run them have them.
+        """
+        said = self._declared.statement(queue_of(queue))
         try:
-            for each in chain(said.pop("tasks", {}).values(), said.values()):
-                [*map(restored, each)]
+            for described in chain.from_iterable(said.values()):
+                restored(described)
         except PolicyError:
             return ""
-        return text
+        return as_text(said) if said else ""
 
     def _statement(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = {**self._declared.statement(name)}
@@ -128,8 +130,9 @@ class Rules:
 
     def _of_task(self, queue: str, name: str) -> tuple[Policy, ...] | None:
         """None: no app has it, or none yet."""
-        if queue in self._followed:
-            return self._followed[queue].tasks.get(name, ())
+        followed = self._followed.get(queue)
+        if followed is not None and followed.tasks is not None:
+            return followed.tasks.get(name, ())
         app = self._apps.with_task(name)
         if app is None:
             return None
@@ -203,10 +206,10 @@ class Rules:
 
     def _owners(self, queue: str, followed: Followed | None) -> dict[str, tuple[Policy, ...]]:
         """The policies of a queue, as of no task, and those of tasks."""
-        if followed is None:
-            declared, tasks = self._declared, self._apps.policies_of_tasks()
-        else:
-            declared, tasks = followed.declared, followed.tasks
+        declared = self._declared if followed is None else followed.declared
+        tasks = followed and followed.tasks
+        if tasks is None:
+            tasks = self._apps.policies_of_tasks()
         return {"": declared.of_queue(queue_of(queue)), **tasks}
 
     def passes(self, arrival: Arrival) -> bool:

@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 from kombu import Queue, pools
 
-from celery_ext.policies import Fair, Limit
+from celery_ext.policies import Fair, Limit, Timeout
 from kombu_delayed.store.policies.declared import PolicyRecord, parsed
 from tests.kit.clusters import Cluster
 from tests.kit.policed import OpenApp
@@ -110,3 +110,28 @@ def test_what_cannot_be_declared_stops_no_message(open_app: OpenApp, client: red
     send(app)
     with app.connection_for_read() as connection:
         assert connection.default_channel.queue_declare("celery").message_count == 1
+
+
+def test_consumers_go_before_producers(open_app: OpenApp) -> None:
+    """A server that has lost what they declared is offered less by the first one that sends."""
+    app, producer = open_app(Limit(concurrency=1)), open_app(Limit(concurrency=2))
+
+    @app.task(name="patient", shared=False, policies=[Timeout("7d")])
+    def patient() -> None: ...
+
+    app.finalize()
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        for lost in (False, True):
+            if lost:
+                store = app.delayed.store
+                assert store.run("DEL", store.keys("celery").policies) == 1
+            with producer.connection_for_write() as sent, producer.amqp.Producer(sent) as given:
+                producer.send_task("add", (1, 2), producer=given)
+            assert parsed(declared(app).text)["queue"] == [{"Limit": {"concurrency": 2}}]
+            assert declared(app).is_offered
+            channel.basic_get("celery").ack()
+            found = declared(app)
+            assert parsed(found.text)["queue"] == ONE
+            assert "patient" in parsed(found.text)["tasks"]
+            assert not found.is_offered

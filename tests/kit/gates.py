@@ -10,7 +10,7 @@ from celery_ext import Delayed
 from celery_ext.policies import Fair, Limit, Policy
 from kombu_delayed.store.claimable import Delivered
 
-LEASE_MS = 60_000
+LEASE_MS = 600_000
 
 
 def declare(app: Celery, **policies: list[Policy]) -> None:
@@ -34,7 +34,9 @@ def send(app: Celery, tenant: str, count: int = 1, *, queue: str = "mail", **kwa
         app.send_task("till.send_mail", [], kwargs, queue=queue, headers=headers)
 
 
-def claim(delayed: Delayed, want: int = 100, queue: str = "mail", tag: int = 1) -> Delivered:
+def claim(
+    delayed: Delayed, want: int = 100, queue: str = "mail", tag: int = 1, consumer: str = "w:1:x"
+) -> Delivered:
     """Claim as a worker does: what there is no room for waits at the gate from then on."""
     rules = delayed.rules
     assert rules is not None
@@ -42,6 +44,6 @@ def claim(delayed: Delayed, want: int = 100, queue: str = "mail", tag: int = 1) 
         "gate": rules.gate(queue),
         "declared": delayed.store.policies.read(queue).version,
     }
-    found = delayed.store.deliver(queue, "w:1:x", want, tag, lease_ms=LEASE_MS, **given)
+    found = delayed.store.deliver(queue, consumer, want, tag, lease_ms=LEASE_MS, **given)
     assert found is not None
     return found

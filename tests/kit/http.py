@@ -88,7 +88,8 @@ def all_rows(api: httpx.Client, path: str, name: str, **query: Any) -> list[Any]
 
 def bury(delayed: Delayed, queue: str = "celery", reason: str = "no") -> list[str]:
     """Make dead letters of all that is ready in a queue, in its order; returns their ids."""
-    found = delayed.store.deliver(queue, "w:1:x", 99, 1, lease_ms=60_000)
+    declared = delayed.store.policies.read(queue).version
+    found = delayed.store.deliver(queue, "w:1:x", 99, 1, lease_ms=60_000, declared=declared)
     assert found is not None
     texts = [delayed.store.readable(queue, record[1:]) for record in found.records]
     ids = [open_envelope(text, 0).id for text in texts]

@@ -21,6 +21,7 @@ from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from kombu_delayed.store.outcomes.tallies import Tallies
 from kombu_delayed.store.store import Store
+from tests.kit.gates import LEASE_MS, claim
 from tests.kit.pages import Visitor
 from tests.kit.told import told
 
@@ -52,7 +53,6 @@ RECORDED = {
     "    answer = post(card)\n             ^^^^^^^^^^\n",
     "kwargs": "{}",
 }
-LEASE_MS = 600_000
 
 #: Queues whose tasks take turns and have limits.
 POLICIES = {
@@ -115,10 +115,8 @@ def fill_gates(app: Celery) -> None:
             for _ in range(count):
                 given = {"queue": queue, "headers": {"tenant": tenant}}
                 app.send_task(task, [chance.randrange(10_000, 99_999)], **given)
-        assert delayed.rules is not None
-        gate = delayed.rules.gate(queue)
         for at in range(1, 30, 10):
-            delayed.store.deliver(queue, WORKERS[0], 10, at, lease_ms=LEASE_MS, gate=gate)
+            claim(delayed, 10, queue, at, WORKERS[0])
     pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
     with patch("celery_ext.control.policies.declared.caller", lambda: "deploy@ci-2"):
         for queue in GATED:

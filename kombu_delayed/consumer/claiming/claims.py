@@ -244,15 +244,16 @@ class Claims:
         """Claim one message without waiting; those that may be handed out. None: there is none."""
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
-        version: str | None = "none yet"
-        # It may be told of another version, or of what waits for a global limit.
-        while version != (version := self.gates.versions.get(queue)) or self._shares(queue):
+        more = True
+        # It may be told of other policies, or of what waits for a global limit.
+        while more or self._shares(queue):
             request = self._request(queue, 1, no_ack, False)
             answer = self._heard(request, self._store.deliver(**request.given))
             kept = self._let_in(queue, self._numbered(request, answer.records), no_ack)
             self._claimed(queue, answer.lacking)
             if answer.records:
                 return kept
+            more = answer.more
         return None
 
     def _shares(self, queue: str) -> bool:

@@ -118,7 +118,7 @@ class Gatekeeper:
                 self._again(queue, known)
                 continue
             try:
-                text = self._to_declare(queue, known.text)
+                text = self._to_declare(queue, known)
             except OptionError as error:
                 self._refuse(queue, known, error)
                 continue
@@ -147,10 +147,12 @@ class Gatekeeper:
             raise answer
         self.new.append(queue)
 
-    def _to_declare(self, queue: str, known: str) -> str:
+    def _to_declare(self, queue: str, known: PolicyRecord) -> str:
         rules, own = self._session.rules, self._own(queue)
-        text = known or self._texts.get(queue, "")
-        if rules is None or not own or (text and (self._place(queue), own) in _declared_here):
+        held = "" if known.is_offered else known.text
+        held = held or self._texts.get(queue, "")
+        text = held or known.text
+        if rules is None or not own or (held and (self._place(queue), own) in _declared_here):
             return text
         return rules.declared(queue, text)
 
@@ -188,9 +190,9 @@ class Gatekeeper:
         self.in_use = True
         try:
             known = self._store.policies.read(queue)
-            if known.text:
+            if known.text and not known.is_offered:
                 self._follow(queue, known)
-            else:  # the server has lost them
+            else:  # the server has lost them, or never had what consumers say
                 self._declare([queue])
         except SlotMoves:
             return False

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 from ..calls.caller import Caller, without_errors
 from ..calls.scripts import Call
 
+#: What the version begins with of what a producer has offered.
+_OFFERED = "offered:"
+
 #: What the reason begins with for which a message waits whose task or tenant is paused.
 PAUSED = "paused:"
 
@@ -25,6 +28,11 @@ class PolicyRecord(NamedTuple):
     text: str = ""
     by: str = ""
     at_ms: int = 0
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether a producer said it where nothing was declared: what consumers say goes first."""
+        return self.version.startswith(_OFFERED)
 
 
 class PolicyRecords:
@@ -59,6 +67,22 @@ class PolicyRecords:
         """The script that does it, for who sends it with others."""
         given = {"known": known.version, "version": version_of_text(text), "text": text, "by": by}
         return self._store.call("declare", queue, **given)
+
+    def offer(self, queues: Sequence[str], text: str, by: str) -> None:
+        """Let policies hold for those of these queues for which nothing is declared.
+
+        What the server refuses stays undone. Raises connection errors.
+        """
+        version = f"{_OFFERED}{version_of_text(text)}"
+        given = {"known": "", "version": version, "text": text, "by": by}
+        found = zip(queues, self.read_each(queues), strict=True)
+        self._store.together(
+            [
+                self._store.call("declare", queue, **given)
+                for queue, known in found
+                if known == PolicyRecord()
+            ]
+        )
 
 
 def version_of_text(text: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
+from ...consumer.lease.consumer_id import consumer_id
 from ...consumer.policy.decisions import planned
 from ...consumer.policy.of_message import HEADER, USUAL, with_policies
-from ...consumer.policy.offer import offer
 from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
 from ...message.envelope import CONFLICTS, Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
@@ -33,6 +33,12 @@ class PublishingChannel(ConnectingChannel):
 
         return PublishBatch(self, max_size)
 
+    def _offer(self, text: str, queue: str) -> None:
+        """Let the policies of this program hold for a queue until a consumer declares others."""
+        if text:
+            self.store.policies.offer(self.store.shards.all(queue), text, consumer_id())
+        self._offered.add(queue)
+
     def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
         batch = kwargs.pop("_publish_batch", None)
         timeout = kwargs.get("timeout")
@@ -52,8 +58,7 @@ class PublishingChannel(ConnectingChannel):
             headers = message.get("headers") or {}
             task, own = str(headers.get("task") or ""), str(headers.get(HEADER) or "")
             if task and not expires_ms and queue not in self._offered:
-                offer(rules, queue, self.store)
-                self._offered.add(queue)
+                self._offer(rules.offered(queue), queue)
             if not plans_later:
                 entry = planned(rules, queue, task, own, entry, self.store)
         if batch is not None and unique is None:
