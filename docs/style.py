@@ -1,11 +1,12 @@
-"""Finds what makes pages, public docstrings and help texts hard to read: words that `RULES` names,
-and long sentences.
+"""Finds what makes pages, docstrings, comments and help texts hard to read: words that `RULES`
+names, and long sentences.
 
 python docs/style.py [page …]
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,13 @@ RULES = {
     r"\bwhat (is|are|was|has|waits|runs)\b[^,.;:]* (is|are|was|has|goes|waits)\b": "name the thing",
 }
 
+#: A line that is a comment, and a comment behind code. What scripts say of their keys is a form.
+COMMENT = {
+    ".py": re.compile(r"\s*#:? (.*)"),
+    ".lua": re.compile(r"\s*-- (?!(?:keys|arguments|needs|include):|  )(.*)"),
+}
+BESIDE = {".py": re.compile(r"  # (?!noqa|type:)(.*)"), ".lua": re.compile(r"\S\s+-- (.*)")}
+
 FENCED = re.compile(r"^[ ]*(```|~~~).*?^[ ]*\1[ ]*$", re.MULTILINE | re.DOTALL)
 HTML = re.compile(r"<!--.*?-->", re.DOTALL)
 CODE = re.compile(r"`[^`\n]+`")
@@ -88,6 +96,33 @@ def problems(text: str) -> Iterator[str]:
             for pattern, better in RULES.items():
                 if re.search(pattern, sentence.strip("* ")):
                     yield f"{sentence}\n    write instead: {better}"
+
+
+def in_code() -> Iterator[tuple[str, str]]:
+    """The docstrings and comments of modules and scripts, each with its place."""
+    for package in ("kombu_delayed", "celery_ext"):
+        for path in sorted((ROOT / package).rglob("*.*")):
+            if path.suffix == ".py":
+                tree = ast.parse(path.read_text(encoding="utf-8"))
+                for node in ast.walk(tree):
+                    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                        line = getattr(node, "lineno", 1)
+                        yield f"{path.relative_to(ROOT)}:{line}", ast.get_docstring(node) or ""
+            if path.suffix in COMMENT:
+                yield from comments(path)
+
+
+def comments(path: Path) -> Iterator[tuple[str, str]]:
+    """Each block of comments of a module or a script."""
+    found: list[str] = []
+    for number, line in enumerate([*path.read_text(encoding="utf-8").splitlines(), ""], 1):
+        if match := COMMENT[path.suffix].match(line):
+            found.append(match[1])
+        elif found:
+            yield f"{path.relative_to(ROOT)}:{number - len(found)}", " ".join(found)
+            found = []
+        if not match and (match := BESIDE[path.suffix].search(line)):
+            yield f"{path.relative_to(ROOT)}:{number}", match[1]
 
 
 def help_texts(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
