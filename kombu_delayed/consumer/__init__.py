@@ -1,1 +1,1 @@
-"""What a consumer does: claim, hand out, ack, keep its leases, notice a standstill."""
+"""Consumers: they claim messages, hand them out, ack them, and keep their leases."""

@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 
 
 class NodePart(Part):
-    """As any part; it is sent the tokens of its node."""
+    """A part for one node of the Cluster, which sends it its tokens."""
 
     wake: NodeWake
 
@@ -35,7 +35,7 @@ class NodePart(Part):
         self.node = node
         #: Rises with each message that a part hands out.
         self.turn = 0
-        #: The last error, where the node has been down for longer than anybody waits.
+        #: The last error, if the node has been down for longer than the session's patience.
         self.given_up: BaseException | None = None
         self.patience_seconds = math.inf
 
@@ -45,11 +45,11 @@ class NodePart(Part):
 
     @property
     def queues(self) -> frozenset[str]:
-        """Those that it consumes, and those of which an answer was lost."""
+        """The queues that it consumes, and those with a lost answer."""
         return frozenset(self.claims.sources) | self.claims.unsure.keys()
 
     def move(self, queue: str, other: NodePart) -> None:
-        """Another node has this queue now."""
+        """Move a queue to the part of the node that has it now."""
         logger.info("Queue %r is on node %s now", queue, other.node)
         mine, its = self.claims, other.claims
         if source := mine.let_go(queue):
@@ -60,7 +60,7 @@ class NodePart(Part):
             its.unsure[queue] = mine.unsure.pop(queue)
 
     def step_aside(self) -> None:
-        """As any part; one whose node is down keeps nobody from the others."""
+        """As any part, but a node that is down does not hinder the other parts."""
         try:
             super().step_aside()
         except UNREACHABLE as error:
@@ -69,13 +69,13 @@ class NodePart(Part):
     def _step(self, now: float) -> None:
         if self.wake.check(now):
             self._stop_waiting()
-        # First: who has claimed all there was is told of what comes afterwards.
+        # Before the claim: a consumer that has claimed everything is told what comes afterwards.
         self.wake.start(self.claims.listened)
         self._hear()
         super()._step(now)
 
     def take_token(self) -> bool:
-        """As any part; several may have come."""
+        """Read the wake tokens that have come, of which there may be several. Returns False."""
         try:
             self._hear(told=True)
         except UNREACHABLE as error:
@@ -85,7 +85,7 @@ class NodePart(Part):
     def _hear(self, told: bool = False) -> None:
         for queue, _ in self.wake.heard(told):
             if queue in self.claims.sources:
-                # Whatever time it is for: only a claim has the next token sent to this consumer.
+                # Claim now, whatever its time: the next token is sent only after a claim.
                 self.claims.sources[queue].token(0, monotonic())
             else:
                 self.claims.announce(queue)
@@ -112,7 +112,7 @@ class NodePart(Part):
 
 
 class ClusterConsumer(Consumer):
-    """Has a part for each node that has queues of it."""
+    """A consumer with a part for each node that has queues of it."""
 
     parts: list[NodePart]  # type: ignore[assignment]
 
@@ -124,7 +124,7 @@ class ClusterConsumer(Consumer):
 
     @property
     def sources(self) -> Mapping[str, Source]:
-        """Those of all parts."""
+        """The sources of all parts."""
         return ChainMap(*(part.claims.sources for part in tuple(self.parts)))
 
     def _part(self, queue: str) -> NodePart:
@@ -145,7 +145,7 @@ class ClusterConsumer(Consumer):
         return part
 
     def _in_turn(self) -> list[NodePart]:
-        """The parts; first the one that has handed out nothing for the longest time."""
+        """The parts, first the one that has not handed out a message for the longest time."""
         return sorted(self.parts, key=attrgetter("turn"))
 
     def _leave(self, queues: set[str]) -> Collection[str]:
@@ -184,7 +184,7 @@ class ClusterConsumer(Consumer):
         return next_at
 
     def _follow(self) -> None:
-        """Queues whose slot has another node now."""
+        """Move queues whose slot is on another node now to the part of that node."""
         generation = self.store.cluster.generation
         if generation == self._followed:
             return
@@ -202,7 +202,7 @@ class ClusterConsumer(Consumer):
                 self.parts.remove(part)
 
     def _give_up_on_all(self) -> None:
-        """A Cluster of which no node answers is a lost broker, of which Kombu has to hear."""
+        """Raise an error if no node answers, so that Kombu knows that the broker is lost."""
         errors = [part.given_up for part in self.parts]
         if errors and all(errors):
             raise errors[0]  # type: ignore[misc]
@@ -216,6 +216,6 @@ class ClusterConsumer(Consumer):
         return False
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
-        """Claim one message of a queue without waiting, with its record; None: there is none."""
+        """Claim one message without waiting; returns it with its record, or None."""
         self._follow()
         return super().get(queue, no_ack)

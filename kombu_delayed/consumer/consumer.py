@@ -1,7 +1,7 @@
-"""Waits for messages and delivers them: the state machine of one channel that consumes.
+"""The consumer of one channel: a state machine that waits for messages and delivers them.
 
-A wake token says that something can be claimed, now or at a time. A consumer blocks for tokens on
-one connection and claims on another. Whoever takes a token follows it or passes it on.
+A wake token says that messages can be claimed, now or at a given time. A consumer blocks for tokens
+on one connection and claims on another. A consumer that takes a token follows it or passes it on.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Then others take over what this consumer holds, when its lease has ended.
+#: After these errors others take over what this consumer holds, once its lease has expired.
 _CANNOT_LEAVE: tuple[type[BaseException], ...] = (*UNREACHABLE, FormatError)
 
 
 class Consumer:
-    """Consumes queues of one server, which is its only part."""
+    """Consumes the queues of one server, with a single part."""
 
-    #: When it is closed: tasks of it that still run.
+    #: After it was closed: the tasks that still run.
     remaining: Remaining | None = None
 
-    #: The thread that gets single messages; None: it is just doing so, or there is none.
+    #: The thread that gets single messages; None during a `get`, or if there is no such thread.
     _getting_in: int | None = None
 
     def __init__(self, session: Session, *wakes: WakeConnection) -> None:
@@ -55,7 +55,7 @@ class Consumer:
 
     @property
     def lease(self) -> Lease:
-        """What it holds messages by. It has another one, with another name, if that has ended."""
+        """The lease on its messages. If it is lost, another one with another name replaces it."""
         return self.session.lease
 
     @property
@@ -71,21 +71,21 @@ class Consumer:
         self._part(queue).add(queue, no_ack, expires_ms)
 
     def remove(self, queue: str) -> None:
-        """Consume a queue no more: what was claimed and not handed out, or not begun, goes back."""
+        """Stop consuming a queue: messages that were not handed out or not started go back."""
         self._part(queue).remove(queue)
 
     def hold(self, queue: str) -> None:
-        """A queue was paused: what was claimed of its shards and not begun goes back at once."""
+        """Give back at once what was claimed from a paused queue's shards and has not started."""
         for shard in [name for name, source in self.sources.items() if source.whole == queue]:
             self._part(shard).hold(shard)
 
     def take_back(self) -> list[Unbegun]:
-        """Take what was claimed and not begun away from this consumer. From any thread."""
+        """Take the claimed messages that have not started away. Safe from any thread."""
         found = self.session.qos.take_reserved()
         return found + [each for part in tuple(self.parts) for each in part.claims.take_back()]
 
     def close(self) -> None:
-        """Stop: whatever is still unacked is for other consumers now. Twice is safe."""
+        """Stop, and leave what is still unacked to other consumers. Safe to call twice."""
         lease, qos = self.lease, self.session.qos
         queues = {*self.sources, *lease.queues}
         for part in tuple(self.parts):
@@ -94,7 +94,7 @@ class Consumer:
         for part in tuple(self.parts):
             part.stop()
         for queue in qos.slots.queues_of_tasks():
-            qos.give_back_reserved(queue)  # what has begun goes on
+            qos.give_back_reserved(queue)  # started tasks go on
         kept = self._leave(queues)
         self.remaining = remain(lease, queues, qos, kept) or self.remaining
 
@@ -111,7 +111,7 @@ class Consumer:
             raise error
 
     def _leave_late(self, queues: set[str]) -> Collection[str]:
-        """The connection may have been closed long ago: a new one tells whether the broker is."""
+        """Try a new connection: the old one may be long closed although the broker is up."""
         try:
             self._leave_at_once(queues)
         except _CANNOT_LEAVE as error:
@@ -127,19 +127,19 @@ class Consumer:
 
     @property
     def wakes(self) -> list[WakeConnection]:
-        """What it waits on."""
+        """The connections on which it waits for tokens."""
         return [part.wake for part in self.parts]
 
     @property
     def idle(self) -> bool:
-        """Whether it neither claims nor waits, as it had no room when it could have."""
+        """Whether it neither claims nor waits, because it had no room when it last could."""
         return any(part.idle for part in self.parts)
 
     def step(self) -> float:
         """Do what is due; returns when to come back, by the monotonic clock."""
         run = self.store.run
         if monotonic() >= run.look_at:
-            run.look()  # acks that the server has refused, or not heard of, leave with the next
+            run.look()  # acks that were refused or lost are sent with the next ones
         shared = self.session.qos.slots.shared
         if shared.pools:
             room = self._room() if monotonic() >= self._claim_at() else 0
@@ -154,11 +154,11 @@ class Consumer:
         return max((part.claims.room.count() for part in tuple(self.parts)), default=0)
 
     def _claim_at(self) -> float:
-        """When a claim is worth a call, of any part: slots of global limits are taken before it."""
+        """When a claim is worth a call for every part. Slots of global limits are taken first."""
         return max((part.claims.room.worth_at() for part in tuple(self.parts)), default=0.0)
 
     def _make_ready(self, queue: str) -> bool:
-        """There may be slots for a queue; returns whether this consumer claims of it at once."""
+        """Note that a queue may have slots; returns whether this consumer claims from it now."""
         source = self.sources.get(queue)
         if source is None or self._room() <= 0:
             return False
@@ -170,7 +170,7 @@ class Consumer:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is left for a step to do: all is handed out and told, and no room is."""
+        """Whether a step has nothing to do: no room, all handed out, and the outbox is empty."""
         qos = self.session.qos
         if qos.can_consume() or qos.outbox.has_any:
             return False
@@ -187,12 +187,12 @@ class Consumer:
         return self.parts[0].hand_out()
 
     def hurry(self) -> None:
-        """Try again at once: the broker may be back. From any thread."""
+        """Retry at once, because the broker may be back. Safe from any thread."""
         for part in tuple(self.parts):
             part.retry.hurry()
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
-        """Claim one message of a queue without waiting, with its record; None: there is none."""
+        """Claim one message without waiting; returns it with its record, or None."""
         self._getting_in = None
         try:
             return self._part(queue).get(queue, no_ack)
@@ -200,14 +200,15 @@ class Consumer:
             self._getting_in = get_ident()
 
     def tell_of_ends(self) -> None:
-        """Slots of global limits come back at once where no loop does it, but a program that gets.
+        """Give back slots of global limits at once in a program that only gets single messages.
 
-        In the thread that gets: another one may come into the middle of a claim.
+        No loop does it there. Only the thread that gets may do it: another one could do so in the
+        middle of a claim.
         """
         shared = self.session.qos.slots.shared
         if shared.pools and self._getting_in == get_ident() and not self.sources:
             shared.step(self.session, 0, lambda _: False)
 
     def refuse(self, queue: str, tag: int, record: bytes, error: Exception, no_ack: bool) -> None:
-        """Bury a message whose body cannot be read, or which is none for its consumer."""
+        """Bury a message whose body cannot be read, or which its consumer cannot accept."""
         self._part(queue).opener.refuse(Claimed(queue, tag, record), error, no_ack)

@@ -25,7 +25,7 @@ logger = get_logger(__name__)
 
 
 class Opener:
-    """What is not due waits on, what policies refuse is gone, what cannot be read is buried."""
+    """Parks messages that are not due, applies policies, and buries messages it cannot read."""
 
     def __init__(self, session: Session, clock: ServerClock) -> None:
         self._session = session
@@ -34,7 +34,7 @@ class Opener:
         self._clock = clock
 
     def open(self, claimed: Claimed, no_ack: bool) -> dict[str, Any] | None:
-        """The message for its consumer, or None where it went elsewhere."""
+        """The message for its consumer, or None if it went elsewhere."""
         queue, tag, record = claimed
         try:
             if MARK in record:
@@ -71,7 +71,7 @@ class Opener:
         return envelope.payload
 
     def _expanded(self, claimed: Claimed, no_ack: bool) -> bytes:
-        """A compressed record as it was. Raises CompressionError where this process cannot."""
+        """Decompress a record. Raises CompressionError if this process cannot."""
         queue, _, record = claimed
         try:
             return self._store.dictionaries.readable(queue, record)
@@ -81,7 +81,7 @@ class Opener:
             raise
 
     def _not_yet_due(self, envelope: Envelope, when: Due) -> int | None:
-        """A stock producer makes messages ready before they are due; returns when they are."""
+        """When a message is due that a stock producer made ready too early; None: it is due."""
         server_ms = math.ceil(self._clock.now_ms())
         at_ms = server_ms + (when.delay_ms or 0) if when.at_ms is None else when.at_ms
         if at_ms > server_ms:
@@ -93,7 +93,7 @@ class Opener:
         queue, tag, record = claimed
         if no_ack:
             entry = Entry(envelope.id, record[0] - 48, record[1:].decode(), str(at_ms))
-            with suppress(NotReplicated):  # that is for its producer to know
+            with suppress(NotReplicated):  # only its producer needs to know
                 self._store.schedule(queue, [entry])
         else:
             consumer = self._session.lease.consumer
@@ -101,7 +101,7 @@ class Opener:
         self._qos.slots.free(tag)
 
     def refuse(self, claimed: Claimed, error: Exception, no_ack: bool) -> None:
-        """Bury a message whose body cannot be read, or which is none for its consumer."""
+        """Bury a message whose body cannot be read, or which its consumer cannot accept."""
         is_known = isinstance(error, MessageError)
         reason = str(error) if is_known else f"its body cannot be read: {error}"
         self._bury(claimed, reason, no_ack)

@@ -1,4 +1,4 @@
-"""What the server has yet to be told: acks in batches, rejects, and slots that come back."""
+"""Keeps what the server has yet to be told: acks in batches, rejects, and freed slots."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .lease.lease import Lease
 
 logger = native.get_logger(__name__)
 
-#: So many of the last ones are told again to a server that may not have heard of them.
+#: How many recent entries are sent again to a server that may not have received them.
 RECENT_LIMIT = 1_000
 
-#: Slots that come back wait so long for acks to go with: a call less for each task.
+#: Freed slots wait this long to be sent together with acks, which saves a call per task.
 FREE_SECONDS = 0.003
 
 #: What to do with a held message that its consumer is done with.
@@ -28,7 +28,7 @@ ACK, REQUEUE, RELEASE, GIVE_BACK, BURY = "ack", "requeue", "release", "give back
 
 
 class Done(NamedTuple):
-    """A message that its consumer is done with, and what is to become of it."""
+    """A message that its consumer is done with, and what happens to it."""
 
     verb: str
     queue: str
@@ -38,14 +38,14 @@ class Done(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A message whose slots come back."""
+    """A message whose slots are freed."""
 
     queue: str
     tag: int
 
 
 class Held(NamedTuple):
-    """A task that holds its unique key for so long from now on; 0 ms: it has ended."""
+    """A task that holds its unique key for `left_ms` from now on; 0: it has ended."""
 
     queue: str
     key: str
@@ -60,8 +60,8 @@ _verb_and_queue, _queue = itemgetter(0, 1), itemgetter(0)
 
 
 def _first_alike(waiting: deque[Each], key: Callable[[Each], Any]) -> list[Each]:
-    """The first ones that have the same key, as many as one call takes."""
-    # At once: a signal handler may change them meanwhile.
+    """The first entries that have the same key, as many as one call takes."""
+    # Copy them in one step: a signal handler may change the deque meanwhile.
     first = [*islice(waiting, CALL_LIMIT)]
     for _, alike in groupby(first, key):
         return [*alike]
@@ -71,12 +71,12 @@ def _first_alike(waiting: deque[Each], key: Callable[[Each], Any]) -> list[Each]
 def _move(batch: list[T], waiting: deque[T], to: deque[T]) -> None:
     for each in batch:
         with suppress(ValueError):  # a signal handler has flushed it
-            waiting.remove(each)  # in one step: the next one is not to go in its place
+            waiting.remove(each)  # in one step, so that no other entry goes in its place
             to.append(each)
 
 
 class Outbox:
-    """What a channel has to tell the server. What cannot be told now is kept for the next time."""
+    """Entries that a channel has to send to the server. What fails is kept for the next time."""
 
     def __init__(self) -> None:
         self.done: deque[Done] = deque()
@@ -85,9 +85,9 @@ class Outbox:
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
-        #: The generation of the connection over which all was told.
+        #: The generation of the connection over which everything was sent.
         self.told_over = 0
-        #: When slots, if any are `freed`, are to be given back without acks.
+        #: When slots in `freed`, if there are any, are sent without waiting for acks.
         self.free_at = 0.0
         #: A signal handler may interrupt a flush with another one.
         self._flushing: Any = threading.RLock()
@@ -99,33 +99,33 @@ class Outbox:
         return bool(self.done or self.freed or self.held)
 
     def free(self, queue: str, tag: int) -> None:
-        """The slots of a message come back with the next ack, or soon without one."""
+        """Free the slots of a message with the next ack, or soon without one."""
         if not self.freed:
             self.free_at = monotonic() + FREE_SECONDS
         self.freed.append(Freed(queue, tag))
 
     def forget(self) -> None:
-        """The server has given to others what this is about."""
+        """Drop acks, rejects and slots: the server has given their messages to others."""
         self.done.clear()
         self._done_lately.clear()
         self.freed.clear()
         self._freed_lately.clear()
 
     def flush(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
-        """Tell the server of acks, rejects and slots. What fails stays for the next time.
+        """Tell the server about acks, rejects and slots. What fails stays for the next time.
 
-        With `slots_wait` slots go with acks, and without any at `free_at`.
-        Where another thread is at it, that one does it: a signal handler may have interrupted that
-        to wait for this one.
+        With `slots_wait` slots are sent with acks, or at `free_at` if there are none.
+        If another thread is flushing, it does this flush, too: a signal handler may have
+        interrupted that thread, and would wait for it.
         """
         self._flush_asked = True
-        flushing = self._flushing  # the end of the channel may exchange it meanwhile
+        flushing = self._flushing  # replaced when the channel ends
         while self._flush_asked and flushing.acquire(blocking=False):
             try:
                 self._flush_asked = False
                 if (generation := store.run.generation) != self.told_over:
                     self._tell_again(generation)
-                if self.held:  # before the acks: a task that is acked early is known as long
+                if self.held:  # before the acks: a task that is acked early keeps its key
                     self._tell_all(self.held, _queue, self._tell_held, store, lease)
                 if self.done:
                     self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
@@ -135,32 +135,33 @@ class Outbox:
                 flushing.release()
 
     def settle(self, store: Store, lease: Lease) -> None:
-        """Flush and wait for the answers; what the server has refused once is tried once more."""
+        """Flush and wait for the answers. What the server refuses is tried once more."""
         for _ in range(2):
             with self._flushing:
                 self.flush(store, lease)
             store.run.settle()
 
     def outlive_channel(self) -> None:
-        """The keeper's thread tells from now on, which shares no lock with greenlets.
+        """Have the keeper's thread send from now on, which shares no lock with greenlets.
 
-        The server may not have heard of the last ones. Telling something twice changes nothing.
+        Recent entries are sent again, because the server may not have received them. Entries are
+        idempotent.
         """
         self._flushing = native.lock()
         self._tell_again(-1)
 
     @property
     def queues(self) -> set[str]:
-        """Those of messages whose acks and rejects are to be told."""
+        """The queues of messages whose acks and rejects are still to be sent."""
         return {each.queue for each in tuple(self.done)}
 
     @property
     def tags(self) -> set[int]:
-        """Those of messages whose acks and rejects are to be told, or were told lately."""
+        """The tags of messages whose acks and rejects are to be sent, or were sent lately."""
         return {each.tag for each in (*tuple(self.done), *tuple(self._done_lately))}
 
     def _tell_again(self, generation: int) -> None:
-        """A new connection may be to a replica that has become the master before it heard all."""
+        """Send recent entries again: a replica may have become the master without them."""
         self.told_over = generation
         self.done.extendleft(reversed(self._done_lately))
         self._done_lately.clear()
@@ -177,7 +178,7 @@ class Outbox:
         store: Store,
         lease: Lease,
     ) -> None:
-        """Tell of the first ones again and again; keep those of queues whose node is down."""
+        """Send all entries in batches; keep those of queues whose node is down."""
         kept: deque[T] = deque()
         down: set[str] = set()
         try:
@@ -207,7 +208,7 @@ class Outbox:
         _move(batch, self.done, self._done_lately)
 
     def _ack(self, store: Store, lease: Lease, batch: list[Done]) -> None:
-        # An ack may be sent twice: what is not held any more stays as it is.
+        # An ack is idempotent: a message that is not held any more stays as it is.
         queue, tags = batch[0].queue, [done.tag for done in batch]
         freed: list[Freed] = []
         if self.freed:

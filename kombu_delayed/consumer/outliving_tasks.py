@@ -1,4 +1,4 @@
-"""What a closed channel leaves behind: tasks that still run, and what it could not give back."""
+"""Looks after what a closed channel leaves: running tasks, and messages it could not give back."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Remaining:
-    """Keeps the lease of a consumer whose channel is closed while its tasks have slots.
+    """Keeps the lease of a consumer whose channel is closed for as long as its tasks have slots.
 
-    A worker that makes a new channel, as its connection was lost, goes on with what it has begun.
-    `running` gives the tags of a queue's messages of which that is true; `tell` says what they have
-    of a global limit. What has not begun goes back, as soon as the broker is reached: of queues
-    without running tasks until the lease has ended by itself. Before it goes back, the `outbox`
-    tells the broker what was acked or rejected without it.
+    A worker that opens a new channel after a lost connection goes on with the tasks it has started.
+    `running` returns the tags of a queue's messages with such tasks; `tell` tells which slots of a
+    global limit they have. Messages that have not started go back as soon as the broker is reached.
+    In queues without running tasks they go back only until the lease expires: then others reclaim
+    them. Before that, the `outbox` sends the acks and rejects made while the broker was away.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class Remaining:
         self._pid = os.getpid()
 
     def start(self) -> None:
-        """Keep it from now on, at the latest until the process ends."""
+        """Keep the lease from now on, until the process ends at the latest."""
         atexit.register(self._leave)
         self._keeper.watch(self)
 
     def hurry(self) -> None:
-        """A task has ended."""
+        """Take the next step now, because a task has ended."""
         self._keeper.hurry(self)
 
     def step(self) -> float:
-        """Give back what has no task any more; returns seconds until the next step.
+        """Give back messages whose tasks have ended; returns seconds until the next step.
 
-        Also what could not be given back when the channel was closed.
+        Also gives back what could not be given back when the channel was closed.
         """
         failed: BaseException | None = None
         late = self._outbox.queues
@@ -84,7 +84,7 @@ class Remaining:
         return self.seconds / 3
 
     def _give_back(self, queue: str, is_late: bool) -> bool:
-        """Of one queue; returns whether nothing is left to do."""
+        """Give back messages of one queue; returns whether nothing is left to do."""
         has_ended = monotonic() >= self._lease_ends_at
         if has_ended and not is_late and not self._running(queue):
             return True  # others reclaim it
@@ -96,7 +96,7 @@ class Remaining:
         return not tags or leases.renew(queue, self.consumer, self._lease.ms) is None
 
     def hang_up(self) -> None:
-        """Close the connections, which were those of the lease."""
+        """Close the connections, which it has from the lease."""
         self._store.hang_up()
 
     def _leave(self) -> None:
@@ -111,7 +111,10 @@ class Remaining:
 def remain(
     lease: Lease, queues: Collection[str], qos: QoS, kept: Collection[str]
 ) -> Remaining | None:
-    """Keep the lease for tasks that have not ended, and give back what is `kept`; None: nothing."""
+    """Keep the lease for running tasks, and give back the messages of `kept` queues.
+
+    Returns None if there is nothing to do.
+    """
     slots = qos.slots
     left = [queue for queue in queues if slots.running(queue) or queue in kept]
     if not left:

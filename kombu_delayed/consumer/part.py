@@ -1,4 +1,4 @@
-"""What a consumer does with one server: waits for wake tokens, claims, hands out."""
+"""The part of a consumer on one server: waits for wake tokens, claims, hands out."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .session import Session
 if TYPE_CHECKING:
     from ..connection.wakeup import WakeConnection
 
-#: Who takes a message for longer runs its tasks in the thread that waits for messages …
+#: A program that takes longer over a message runs its tasks in the thread that waits for messages.
 BLOCKING_SECONDS = 0.1
 
-#: … and who has not done so this many times in a row does not, or as many times more after one.
+#: A program that was quick this many times in a row does not; after a slow one, so many more times.
 QUICK_RUNS, QUICK_AGAIN = 3, 50
 
-#: What was claimed longer ago is handed out after a look whether its queue was paused since.
+#: Before a message that was claimed longer ago is handed out, check whether its queue is paused.
 PAUSE_SECONDS = 1.0
 
 
@@ -41,7 +41,7 @@ class Part:
         self.retry = Retry(session.qos)
         self.patience_seconds = session.patience_seconds
         self._qos = session.qos
-        #: Changes with each connection, and each time that the server has lost the lease.
+        #: Changes with each new connection, and each time the server has lost the lease.
         self._compared_over = 0
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
@@ -55,42 +55,42 @@ class Part:
             self._stop_waiting()
 
     def remove(self, queue: str) -> None:
-        """Consume a queue no more: what was claimed and not handed out, or not begun, goes back."""
+        """Stop consuming a queue: messages that were not handed out or not started go back."""
         claims = self.claims
         if queue not in claims.sources:
             return
         claims.give_back_unbegun(queue)
         claims.buffer.take_out_of(queue)
-        claims.let_go(queue)  # last: a signal handler may have ended this half way
+        claims.let_go(queue)  # last: a signal handler may end this half way
         claims.announce(queue)
 
     def hold(self, queue: str) -> None:
-        """A queue was paused: what was claimed of it and not begun goes back at once."""
+        """Give back at once what was claimed from a paused queue and has not started."""
         self.claims.give_back_unbegun(queue)
         self._qos.outbox.flush(self.session.store, self.session.lease)
 
     def stop(self) -> None:
-        """Claim and wait no more."""
+        """Stop claiming and waiting."""
         self.claims.drop_all()
         self.wake.close()
         self.claims.buffer.clear()
 
     def forget(self) -> None:
-        """What was claimed belongs to others."""
+        """Forget the claimed messages, because they belong to other consumers now."""
         self.claims.buffer.clear()
         self.claims.unsure.clear()
         self.claims.pending.clear()
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
-        """A token may be on its way and get lost: claim, or let others, whatever it was for."""
+        """Claim from all queues, or let others, because a token in flight may get lost."""
         self.wake.reset()
         for source in tuple(self.claims.sources.values()):
             source.claim_anew()
 
     @property
     def idle(self) -> bool:
-        """Whether it neither claims nor waits, as it had no room when it could have."""
+        """Whether it neither claims nor waits, because it had no room when it last could."""
         if self.claims.pending or not self.claims.listened:
             return False
         return not self.wake.waiting or bool(self.claims.agenda.ready)
@@ -111,7 +111,7 @@ class Part:
         latest, outbox = self.wake.overdue_at, self._qos.outbox
         if outbox.freed:
             latest = min(latest, outbox.free_at)
-        if self._qos.slots.of_messages:  # a server may lose them while nothing else happens
+        if self._qos.slots.of_messages:  # a server may lose slots while nothing else happens
             latest = min(latest, now + self.session.lease.seconds / 3)
         if now < retry.hold_until:
             latest = min(latest, retry.hold_until)
@@ -150,7 +150,7 @@ class Part:
                 self.wake.start(listened)
 
     def _compare(self, over: int) -> None:
-        """The server may have lost data since the last step, or have older data."""
+        """Correct the server if it has lost data since the last step, or has older data."""
         session, claims = self.session, self.claims
         if session.tag:  # else it has claimed nothing yet
             acked = {name for name, source in claims.sources.items() if not source.no_ack}
@@ -160,7 +160,7 @@ class Part:
         self._compared_over = over
 
     def _broken(self, error: BaseException) -> float:
-        if isinstance(error, SlotMoves):  # as its node has answered
+        if isinstance(error, SlotMoves):  # the node has answered
             self._mended()
             return monotonic() + MOVING_SECONDS
         self._stop_waiting()
@@ -173,7 +173,7 @@ class Part:
         self.retry.mended()
 
     def take_token(self) -> bool:
-        """Read the wake token that has come, which is no message: returns False."""
+        """Read the wake token that has come. Returns False, because it is not a message."""
         try:
             token = self.wake.read()
         except UNREACHABLE as error:
@@ -190,7 +190,7 @@ class Part:
         return False
 
     def take_answers(self) -> bool:
-        """Read what has come of answers, none of which is a message: returns False."""
+        """Read the answers that have come. Returns False, because none is a message."""
         self.session.store.run.hear()
         return False
 
@@ -261,7 +261,7 @@ class Part:
         except Exception as error:
             sources = self.claims.sources
             if self._qos.took(tag) or (no_ack and self._qos.can_read(payload)):
-                if queue in sources:  # else a signal handler has raised: it may have begun
+                if queue in sources:  # else a signal handler raised: the task may have started
                     self._qos.failed(tag)
                 raise
             if queue not in sources:  # the error of a signal handler that has cancelled it
@@ -277,19 +277,19 @@ class Part:
         return True
 
     def step_aside(self) -> None:
-        """Have others claim, for as long as this thread is busy."""
+        """Let other consumers claim while this thread is busy."""
         if self.wake.waiting:
             self._stop_waiting()
             self.announce_all()
 
     def announce_all(self) -> None:
-        """Let others claim whatever there is in its queues."""
+        """Let other consumers claim what its queues hold."""
         self.session.store.claimable.announce_all(tuple(self.claims.sources))
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
-        """Claim one message of a queue without waiting, with its record; None: there is none."""
+        """Claim one message without waiting; returns it with its record, or None."""
         self.session.progress.stamp()
-        self.session.runs_here = True  # nobody knows when its program comes again
+        self.session.runs_here = True  # nobody knows when the program calls again
         if self.session.lease.lost:
             raise LeaseLost
         self.claims.recover_all()
@@ -302,6 +302,6 @@ class Part:
                     raise
                 if payload is not None:
                     return payload, claimed.record
-                # What it had of limits is the next one's.
+                # The next message may need the slots that this one had.
                 self._qos.outbox.flush(self.session.store, self.session.lease)
         return None

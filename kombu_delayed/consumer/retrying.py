@@ -13,19 +13,19 @@ logger = get_logger(__name__)
 FIRST_RETRY_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 1.0
 
-#: With an ack to send: its task runs again if this process dies before.
+#: The longest wait with an ack to send: its task runs again if this process dies before that.
 ACK_RETRY_SECONDS = 0.2
 
 
 class Retry:
-    """Waits longer after each failure, until the connection is mended."""
+    """Waits longer after each failure, until the connection is back."""
 
     def __init__(self, qos: QoS) -> None:
         self._qos = qos
         self.broken_since: float | None = None
-        #: When to try again where there is no ack to send.
+        #: When to try again if there is no ack to send.
         self.at = -math.inf
-        #: Nothing is handed out before.
+        #: Nothing is handed out before this time.
         self.hold_until = -math.inf
         self._ack_at = -math.inf
         self._seconds = FIRST_RETRY_SECONDS
@@ -36,7 +36,7 @@ class Retry:
         return self._ack_at if self._qos.outbox.has_any else self.at
 
     def failed(self, error: BaseException, patience_seconds: float) -> float:
-        """Returns when to try again; raises the error of a connection lost for too long."""
+        """Returns when to try again. Raises the error if the connection is lost for too long."""
         now = monotonic()
         if self.broken_since is None:
             self.broken_since = now
@@ -50,12 +50,12 @@ class Retry:
         return self.at
 
     def mended(self) -> None:
-        """The server has answered."""
+        """Note that the server has answered."""
         if self.broken_since is not None:
             logger.warning("The broker is back after %.1f s", monotonic() - self.broken_since)
             self.broken_since = None
             self._seconds = FIRST_RETRY_SECONDS
 
     def hurry(self) -> None:
-        """Try again at once: the broker may be back. From any thread."""
+        """Retry at once, because the broker may be back. Safe from any thread."""
         self.at = self._ack_at = self.hold_until = -math.inf

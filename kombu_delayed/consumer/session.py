@@ -1,4 +1,4 @@
-"""What the parts of a consumer have in common. On one server a consumer has one part."""
+"""The state that the parts of a consumer share. On one server a consumer has one part."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = get_logger(__name__)
 
 
 class AnyPart(Protocol):
-    """What concerns all parts when it happens to one of them."""
+    """What all parts do when something happens to one of them."""
 
     def forget(self) -> None:
-        """What was claimed belongs to others."""
+        """Forget the claimed messages, because they belong to other consumers now."""
 
     def step_aside(self) -> None:
-        """Have others claim, for as long as this thread is busy."""
+        """Let other consumers claim while this thread is busy."""
 
 
 class Session:
@@ -53,36 +53,36 @@ class Session:
         self.hand_over = hand_over
         self.lease = lease or Lease(store, options.lease_seconds)
         self.rules = rules
-        #: Which broker it is, whatever server has its data now.
+        #: Identifies the broker, whichever server has its data now.
         self.broker = broker
-        #: How long a lost connection is mended before Kombu is told.
+        #: How long to retry a lost connection before Kombu is told.
         self.patience_seconds = (
             options.reconnect_seconds if patience_seconds is None else patience_seconds
         )
         self.parts: Sequence[AnyPart] = ()
         self.tag = 0
-        #: How many parts have something to claim that have not had their turn.
+        #: How many parts with something to claim have not had their turn yet.
         self.wanting = 1
-        #: How many messages were claimed by other parts and not handed out …
+        #: How many messages other parts have claimed and not handed out.
         self.elsewhere = 0
-        #: … and how many queues these have.
+        #: How many queues other parts have.
         self.turns_elsewhere = 0
         self.quick_runs = 0
-        #: Whether tasks end before `hand_over` returns, or may: the next one may take for long.
+        #: Whether tasks end before `hand_over` returns, or may do so: the next one may take long.
         self.runs_here = False
-        #: Whether an event loop polls for answers: a claim need not wait for its own.
+        #: Whether an event loop polls for answers, so that a claim need not block for its answer.
         self.is_polled = False
-        #: Queue -> since when it goes on, of those that were paused within the last day.
+        #: Queue -> when it was resumed, if it was paused within the last day.
         self.resumed_ms: dict[str, int] = {}
 
     def mind_blocking(self) -> None:
-        """If tasks run in this very thread, others have to keep its promises meanwhile."""
-        self.qos.outbox.settle(self.store, self.lease)  # nobody would hear of an ack's refusal
+        """Let others keep this consumer's promises in case the next task blocks this thread."""
+        self.qos.outbox.settle(self.store, self.lease)  # nobody would notice a refused ack
         for part in tuple(self.parts):
             part.step_aside()
 
     def start_anew(self) -> None:
-        """Others have what this consumer held: it goes on as a new one, and lets Kombu know."""
+        """Go on as a new consumer, because others have its messages. The caller tells Kombu."""
         logger.warning(
             "The lease of consumer %s has expired, and others get its messages: it starts again",
             self.lease.consumer,
@@ -97,13 +97,13 @@ class Session:
         self.qos.forget()
 
     def leave(self, queues: set[str]) -> dict[str, BaseException]:
-        """Give back what is not acked and not running; returns the errors of queues."""
+        """Give back what is not acked and not running; returns errors by queue."""
         slots = self.qos.slots
         slots.shared.leave_with(slots.of_tasks)  # also if the broker is away
         self.qos.release_failed()
         self.qos.outbox.settle(self.store, self.lease)  # leaving gives back what is not acked yet
         slots.shared.tell(self.store, self.lease.consumer, self.lease.ms)
         errors = self.store.leases.leave_all([*queues], self.lease.consumer, slots.running)
-        with suppress(*UNREACHABLE):  # nobody may come who looks after them later
+        with suppress(*UNREACHABLE):  # there may be no consumer to do this later
             self.store.dictionaries.tidy([*queues], at_once=True)
         return errors

@@ -19,12 +19,12 @@ UNLIMITED_CLAIM = 50
 
 LARGEST_CLAIM = 250
 
-#: A claim for less than half of the prefetch limit waits so long for more room.
+#: A claim for less than half of the prefetch limit waits this long for more room.
 SMALL_CLAIM_SECONDS = 0.003
 
 
 class Message(virtual.Message):
-    """A message that, where its body cannot be decoded, becomes a dead letter when it is acked."""
+    """A message that becomes a dead letter when it is acked, if its body cannot be decoded."""
 
     def _decode(self) -> Any:
         try:
@@ -39,15 +39,16 @@ def _nothing() -> None:
 
 
 class Reserved:
-    """The reserved messages of a channel, as Celery calls them, whose programs say when they begin.
+    """The messages of a channel that Celery calls reserved: their programs say when they begin.
 
-    `queue_of` gives the queue of a message that was handed out and is held.
+    `queue_of` returns the queue of a message that was handed out and is held.
     """
 
     def __init__(self, queue_of: Callable[[int], str | None]) -> None:
-        #: Their tags, and what is to be called if they go back.
+        #: Tag of a message -> what to call if the message goes back.
         self.tags: dict[int, Callable[[], Any]] = {}
-        #: The one that is being handed to its program just now, and whether it has gone back.
+        #: The message that is being handed to its program, whether it has gone back, and whether
+        #: it was taken without acks.
         self.in_hand: int | None = None
         self._has_gone = self._was_taken = False
         #: Queues whose programs say when they begin.
@@ -55,20 +56,20 @@ class Reserved:
         self._queue_of = queue_of
 
     def hand(self, tag: int, no_ack: bool = False) -> None:
-        """A message is handed to its program, which may say that it does not begin yet."""
+        """Note that a message is handed to its program, which may say that it begins later."""
         self.in_hand, self._has_gone, self._was_taken = tag, False, no_ack
 
     def is_for_good(self, tag: int) -> bool:
-        """Whether a message is the program's whatever happens: no ack is expected, or it is a copy.
+        """Whether a message cannot go back: it needs no ack, or is a copy from a fanout exchange.
 
-        That of a fanout exchange comes another way.
+        Such a copy comes another way, and is not held.
         """
         return self._was_taken if tag == self.in_hand else self._queue_of(tag) is None
 
     def add(self, tag: int, on_return: Callable[[], Any] = _nothing) -> None:
-        """The program calls `begin` before it begins on a message: until then it can go back.
+        """Add a message whose program calls `begin` before it starts it; until then it can go back.
 
-        Then `on_return` is called, in whichever thread.
+        If it goes back, `on_return` is called, in any thread.
         """
         if tag == self.in_hand and self._has_gone:
             on_return()
@@ -79,11 +80,11 @@ class Reserved:
         self.in_hand = None
 
     def begin(self, tag: int) -> bool:
-        """Whether the program may begin on a message that waits: it has not gone back."""
-        return self.tags.pop(tag, None) is not None  # whichever thread does it decides
+        """Whether the program may begin on a message, because it has not gone back."""
+        return self.tags.pop(tag, None) is not None  # the first thread to do so decides
 
     def take(self, only: str | None = None) -> Iterator[tuple[int, str]]:
-        """Take those of all queues, or of one, from their program: tags and queues, last first."""
+        """Take messages of all queues, or of one, away; yields tags and queues, last ones first."""
         for tag in sorted(self.tags, reverse=True):
             queue = self._queue_of(tag)
             on_return = self.tags.pop(tag, None) if queue and only in (None, queue) else None
@@ -92,7 +93,7 @@ class Reserved:
                 yield tag, queue
 
     def take_of(self, queue: str) -> Iterator[tuple[int, str]]:
-        """Take those of one queue, and the one that is being handed to its program."""
+        """Take messages of one queue away, also the one that is being handed to its program."""
         if (tag := self.in_hand) is not None and queue in self._say_when:
             self._has_gone = self._queue_of(tag) == queue
             if self._has_gone:
@@ -101,7 +102,7 @@ class Reserved:
 
 
 class QoS(virtual.QoS):
-    """Counts what is outstanding, and puts acks and rejects into its outbox."""
+    """Counts outstanding messages, and puts acks and rejects into its outbox."""
 
     def __init__(self, channel: Any, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
@@ -119,30 +120,30 @@ class QoS(virtual.QoS):
         return tag in self._delivered
 
     def queue_of(self, tag: int) -> str | None:
-        """The queue of a message that was handed out and is held; None: it is not."""
+        """The queue of a message that was handed out and is held; None if it is not held."""
         held = self.held.get(tag)
         return held and held[0]
 
     def known_tags(self) -> set[int]:
-        """Of messages that are held, have slots, or of which the server may not have heard yet."""
+        """Tags of messages that are held, have slots, or whose acks the server may not know."""
         return {*tuple(self.held), *tuple(self.slots.of_messages), *self.outbox.tags}
 
     def can_read(self, payload: dict[str, Any]) -> bool:
-        """Whether Kombu can make a message of it."""
+        """Whether Kombu can make a message of a payload."""
         try:
             self.channel.Message(payload, channel=self.channel)
-        except Exception:  # bad base64, a missing member, a type that is none
+        except Exception:  # bad base64, a missing member, a wrong type
             return False
         return True
 
     # What its program does with it.
 
     def ack(self, delivery_tag: Any) -> None:
-        """The message was dealt with; one that could not be read is not gone for that."""
+        """Acknowledge a message. One whose body could not be read is buried, not lost."""
         self._finish(BURY if delivery_tag in self._unreadable else ACK, delivery_tag)
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
-        """Put the message back into its queue, behind what waits, or bury it."""
+        """Put the message back into its queue, behind the waiting ones, or bury it."""
         self._finish(REQUEUE if requeue else BURY, delivery_tag)
 
     def _finish(self, verb: str, tag: Any) -> None:
@@ -158,11 +159,11 @@ class QoS(virtual.QoS):
             self.channel.on_done()
 
     def because(self, tag: int, reason: str) -> None:
-        """Why a message is about to be rejected, for its dead letter."""
+        """Note why a message is about to be rejected, for its dead letter."""
         self._because[tag] = reason[:REASON_LENGTH]
 
     def unreadable(self, tag: int, error: Exception) -> None:
-        """The body of a message that was handed out cannot be decoded: it will be buried."""
+        """Note that the body of a message cannot be decoded, so that it will be buried."""
         self._unreadable[tag] = f"{UNREADABLE_BODY}: {error}"[:REASON_LENGTH]
 
     def _reason(self, tag: int) -> str:
@@ -170,19 +171,19 @@ class QoS(virtual.QoS):
         return self._unreadable.pop(tag, None) or because or "rejected"
 
     def failed(self, tag: int) -> None:
-        """The program has raised on this message: should it end of it, that was an attempt."""
+        """Note that the program raised on a message: an attempt, if the program ends by that."""
         self._failed.add(tag)
 
     # What goes back without it.
 
     def give_back(self, queue: str, tags: Iterable[int]) -> None:
-        """Messages that were claimed and not handed out return with the next flush."""
+        """Return messages that were claimed and not handed out, with the next flush."""
         for tag in tags:
             self.outbox.done.append(Done(GIVE_BACK, queue, tag, ""))
             self.slots.free(tag)
 
     def give_back_held(self, tag: int) -> None:
-        """What was at work on the message was ended: it returns with the next flush."""
+        """Return a message whose work was stopped, with the next flush."""
         queue = self.queue_of(tag)
         if queue is not None:
             super().ack(tag)
@@ -191,12 +192,12 @@ class QoS(virtual.QoS):
             self.held.pop(tag, None)
 
     def give_back_reserved(self, queue: str) -> None:
-        """Messages that were handed out and not begun return with the next flush."""
+        """Return messages that were handed out and not started, with the next flush."""
         for tag, _ in self.reserved.take_of(queue):
             self.give_back_held(tag)
 
     def take_reserved(self) -> list[Unbegun]:
-        """Take messages that were handed out and not begun from their program. From any thread."""
+        """Take away messages that were handed out and not started. Safe from any thread."""
         found = []
         for tag, queue in self.reserved.take():
             super().ack(tag)
@@ -205,14 +206,14 @@ class QoS(virtual.QoS):
         return found
 
     def release_failed(self) -> None:
-        """Put back, as an attempt, what the program has raised on and not acked."""
+        """Put back messages the program raised on and did not ack. Each counts as an attempt."""
         for tag in self._failed & self.held.keys():
             queue, id = self.held.pop(tag)
             self.outbox.done.append(Done(RELEASE, queue, tag, id))
         self._failed.clear()
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
-        """Put all that was handed out back to the heads of its queues."""
+        """Put all messages that were handed out back at the heads of their queues."""
         self._flush()
         self.release_failed()
         held, self.held = self.held, {}
@@ -224,13 +225,13 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """At the channel's end, and at the process's: leave in good order."""
+        """Leave in good order when the channel or the process ends."""
         self._on_collect.cancel()
         if self.channel.do_restore:
             self.channel.leave()
 
     def forget(self) -> None:
-        """Everything that was handed out belongs to others now: acks and rejects change nothing."""
+        """Forget all messages: others have them now, so acks and rejects must change nothing."""
         self.held.clear()
         self.slots.forget()
         self.outbox.forget()
@@ -241,7 +242,7 @@ class QoS(virtual.QoS):
 
 
 class Share(Protocol):
-    """What one server of several has of a prefetch limit."""
+    """The share that one of several servers has of a prefetch limit."""
 
     wanting: int
     elsewhere: int
@@ -249,15 +250,16 @@ class Share(Protocol):
 
 
 class Room:
-    """For how many messages of one server there is room, and whether these are worth a call.
+    """Counts for how many messages of one server there is room, and if they are worth a call.
 
-    `claimed` are those that were not handed out yet; for one that is `asked` for there is no room.
+    `claimed` has the messages that were not handed out yet. While a claim is in `asked`, there is
+    no room.
     """
 
     def __init__(self, qos: QoS, share: Share, claimed: Sized, asked: Sized) -> None:
         #: When the last claim was sent.
         self.last_at = -math.inf
-        #: Whether messages were outstanding when the room was last counted, of a limited one.
+        #: Whether messages were outstanding at the last count, if there is a prefetch limit.
         self.is_used = False
         self._qos = qos
         self._share = share
@@ -271,18 +273,18 @@ class Room:
         if "can_consume" in self._qos.__dict__:  # by Celery's worker_disable_prefetch: one by one
             room = int(not self._claimed and self._qos.can_consume())
         elif not self._qos.prefetch_count:
-            # Who drains events one by one may be at work on each of them: others wait for the rest.
+            # A program that drains events one by one may work on each: leave the rest to others.
             most = UNLIMITED_CLAIM if self._share.is_polled else 1
             room = 0 if self._claimed else most
         else:
-            # What was handed out, but for what was acked.
+            # Handed out and not acked.
             outstanding = len(self._qos._delivered) - len(self._qos._dirty)
             self.is_used = outstanding > 0
             room = self._qos.prefetch_count - outstanding - len(self._claimed)
         return max(min(room, LARGEST_CLAIM) - self._share.elsewhere, 0)
 
     def worth_claiming(self, room: int, now: float) -> int:
-        """How many to ask for where there is `room`; 0: it is worth no call yet."""
+        """How many messages to claim if there is `room`; 0 if that is not worth a call yet."""
         most = min(self._qos.prefetch_count, LARGEST_CLAIM)
         is_small = room < most // 2 and "can_consume" not in self._qos.__dict__
         if is_small and now - self.last_at < SMALL_CLAIM_SECONDS:
@@ -294,5 +296,5 @@ class Room:
         return self.last_at + SMALL_CLAIM_SECONDS
 
     def worth_at(self) -> float:
-        """From when on a claim for the room that there is now is worth a call."""
+        """From when on a claim for the present room is worth a call."""
         return -math.inf if self.worth_claiming(self.count(), monotonic()) else self.small_at()
