@@ -1,1 +1,1 @@
-"""Which messages a consumer claims: of which queues, when, and how many."""
+"""Claiming: from which queues a consumer claims messages, when, and how many."""

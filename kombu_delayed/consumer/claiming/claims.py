@@ -1,4 +1,4 @@
-"""Claims messages of the queues of one server, and finds what was in answers that were lost."""
+"""Claims messages from the queues of one server, and recovers those of lost answers."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from .sources import Agenda, Buffer, ServerClock, Shares, Source, share_out, sha
 
 logger = get_logger(__name__)
 
-#: Claims from more queues than these travel together. One by one the room that one queue leaves is
-#: the next one's at once.
+#: Claims from more queues than this travel together. Claims that are sent one by one can each use
+#: the room that the one before has left.
 FEW_QUEUES = 4
 
 
 class Claims:
-    """The queues on one server: claims their messages in batches, into a buffer."""
+    """Claims messages from the queues of one server in batches, into a buffer."""
 
     def __init__(self, session: Session, wake: WakeConnection) -> None:
         self.sources: dict[str, Source] = {}
         self.agenda = Agenda()
         self.buffer = Buffer()
         self.clock = ServerClock()
-        #: Queues of which an answer was lost, each with the last tag before those of that answer.
+        #: Queue with a lost answer -> the last tag before those of that answer.
         self.unsure: dict[str, int] = {}
-        #: One at the most, of a queue that is unsure. Whoever takes it out deals with it.
+        #: At most one, of an unsure queue. The thread that takes it out deals with it.
         self.pending: deque[Pending] = deque()
         self.gates = Gatekeeper(session, session.store, session.qos.slots)
         self._session = session
@@ -62,11 +62,11 @@ class Claims:
         self.let_go(source.queue)
         self.sources[source.queue] = source
         source.file_in(self.agenda)
-        if not source.expires_ms:  # what is temporary goes by its own program
+        if not source.expires_ms:  # a temporary queue only follows its own program
             self.gates.begin(source.queue)
 
     def let_go(self, queue: str) -> Source | None:
-        """Look after a queue no longer."""
+        """Stop looking after a queue; returns its source, or None."""
         source = self.sources.pop(queue, None)
         if source is not None:
             self.agenda.forget(source)
@@ -74,22 +74,22 @@ class Claims:
         return source
 
     def give_back_unbegun(self, queue: str) -> None:
-        """What was claimed and not handed out, or not begun, returns with the next flush."""
+        """Return messages that were not handed out or not started, with the next flush."""
         source = self.sources.get(queue)
         if source is not None and not source.no_ack:
             self._qos.give_back(queue, [tag for _, tag, _ in self.buffer.take_out_of(queue)])
             self._qos.give_back_reserved(queue)
 
     def drop_all(self) -> None:
-        """Look after no queue any longer."""
+        """Stop looking after all queues."""
         self.pending.clear()
         self.sources = {}
         self.agenda = Agenda()
 
     def announce(self, queue: str) -> None:
-        """This consumer took a token that it does not follow."""
+        """Let others claim from a queue, whose token this consumer took and does not follow."""
         try:
-            if queue in self.unsure:  # of the others the claim under way may have answers
+            if queue in self.unsure:  # only this one: the pending claim may answer for others
                 self.pending.clear()
                 consumer, seen_tag = self._session.lease.consumer, self.unsure[queue]
                 self._recovered(queue, self._store.leases.recover(queue, consumer, seen_tag))
@@ -99,7 +99,7 @@ class Claims:
             logger.info("Other consumers of queue %r will only notice by polling: %s", queue, error)
 
     def take_back(self) -> list[Unbegun]:
-        """Take what was claimed and not handed out away from this consumer. From any thread."""
+        """Give up the claimed messages that were not handed out yet. Safe from any thread."""
         found: list[Unbegun] = []
         stay: list[Claimed] = []
         with suppress(IndexError):  # the loop's thread takes from the other end
@@ -125,7 +125,7 @@ class Claims:
         return not self.room.worth_claiming(room, now)
 
     def next_at(self, latest: float) -> float:
-        """When to look after the queues again, at the `latest` then; by the monotonic clock."""
+        """When to look after the queues again, `latest` at most; by the monotonic clock."""
         for pending in tuple(self.pending):
             return -math.inf if pending.has_ended else pending.wait_at
         agenda, room = self.agenda, self.room.count()
@@ -139,7 +139,7 @@ class Claims:
         return min(times)
 
     def claim_wanted(self, now: float) -> None:
-        """Claim of the queues that have something to do, and keep the promises of the others."""
+        """Claim from the queues that have something to do, and keep the promises of the others."""
         session, cycle, room = self._session, self._session.cycle, self.room.count()
         poll = partial(look, self._store)
         kept = self.agenda.come(now, room > 0, poll, session.options.poll_seconds)
@@ -155,7 +155,7 @@ class Claims:
                 self._begin(shares(wanted, room, cycle), None, now)
             else:
                 share_out(shares(wanted, room, cycle), partial(self._claim, now=now))
-            # The first may have had one more than the others: it is the last one next time.
+            # The first queue may have got one message more than the others: it is last next time.
             cycle.rotate(wanted[0][0].whole)
         for source in kept:
             if source.must_keep(now):
@@ -164,7 +164,7 @@ class Claims:
             self._pass_on()
 
     def _begin(self, shares: Shares, claimed: int | None, now: float) -> None:
-        """Send the next claim, behind one that has brought so many."""
+        """Send the next claim, after one that has brought `claimed` messages."""
         if (found := following(shares, claimed, self.sources)) is not None:
             source, want = found
             pending = Pending(source, shares, self._request(source.queue, want, False, True), now)
@@ -172,7 +172,7 @@ class Claims:
             self.pending.append(pending)
 
     def finish(self, now: float) -> bool:
-        """Take in what a pending claim has brought; returns whether none is pending any more."""
+        """Take in what a pending claim has brought; returns whether no claim is pending now."""
         try:
             pending = self.pending[0]
             if not pending.has_ended:
@@ -191,13 +191,13 @@ class Claims:
     def _pass_on(self) -> None:
         """Let others follow the tokens for which this consumer has no room."""
         owing = [*self.agenda.owing.values()]
-        with suppress(SlotMoves):  # then somebody else finds out
+        with suppress(SlotMoves):  # then another consumer finds out
             self._store.claimable.announce_all([source.queue for source in owing])
             for source in owing:
                 source.passed_on()
 
     def _claim_together(self, wanted: list[list[Source]], room: int, now: float) -> None:
-        """Claim of many queues in few round trips; of those that owe it, also without room."""
+        """Claim from many queues in few round trips; from those that owe it, also without room."""
         wants: dict[str, int] = {}
 
         def note(source: Source, want: int) -> int:
@@ -236,16 +236,16 @@ class Claims:
         return self._take_in(source, request, answer, now)
 
     def _ask_later(self, source: Source, now: float) -> None:
-        """The queue is on its way to another node."""
+        """Claim again later, because the queue is moving to another node."""
         self._claimed(source.queue)  # nothing was done
         source.moves(now)
 
     def claim_one(self, queue: str, no_ack: bool) -> list[Claimed] | None:
-        """Claim one message without waiting; those that may be handed out. None: there is none."""
+        """Claim one message without waiting; returns what may be handed out, None if no message."""
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
         more = True
-        # It may be told of other policies, or of what waits for a global limit.
+        # The answer may bring other policies, or say that messages wait for a global limit.
         while more or self._shares(queue):
             request = self._request(queue, 1, no_ack, False)
             answer = self._heard(request, self._store.deliver(**request.given))
@@ -257,7 +257,7 @@ class Claims:
         return None
 
     def _shares(self, queue: str) -> bool:
-        """Take a slot of the global limit that a message waits for; returns whether it may go."""
+        """Take a slot of the global limit that a message waits for; returns whether it got one."""
         self._qos.slots.shared.step(self._session, 1, lambda name: name == queue, queue)
         return self._qos.slots.shared.has_for(queue)
 
@@ -266,7 +266,7 @@ class Claims:
         self._qos.slots.shared.claimed(queue, lacking)
 
     def _request(self, queue: str, want: int, no_ack: bool, waits: bool) -> Request:
-        """A claim that is about to be sent. Its tags are its own, whenever it is carried out."""
+        """A claim that is about to be sent. Its tags are reserved, whenever it is carried out."""
         session = self._session
         lease, source = session.lease, self.sources.get(queue)
         seen_tag = self.unsure[queue] = session.tag
@@ -300,7 +300,7 @@ class Claims:
             raise LeaseLost
         if self.gates.in_use or answer.gated or answer.refused:
             follows = self.gates.answered(request.queue, answer.gated, answer.refused)
-            if follows:  # it has got nothing yet
+            if follows:  # it has brought nothing yet
                 answer = answer._replace(refused=False, more=True)
         if not request.no_ack:
             lease.grant(request.queue, request.asked, bool(answer.records))
@@ -314,12 +314,12 @@ class Claims:
     def _take_in(self, source: Source, request: Request, answer: Delivered, now: float) -> int:
         queue, count = source.queue, len(answer.records)
         if self.sources.get(queue) is not source and not source.no_ack:
-            # A signal handler has cancelled it meanwhile, maybe before the server claimed these.
+            # A signal handler has cancelled the queue, maybe before the server claimed these.
             self._give_back(queue, range(request.seen_tag + 1, request.seen_tag + 1 + count))
             self._claimed(queue)
             self.announce(queue)
             return 0
-        if answer.refused and source.owes:  # the token is for those who may
+        if answer.refused and source.owes:  # the token is for consumers that may claim
             self._store.claimable.announce_soon(queue)
         poll_seconds = self._session.options.poll_seconds
         source.answered(answer, monotonic(), self.clock.now_ms(), poll_seconds)
@@ -331,7 +331,7 @@ class Claims:
         try:
             if self.gates.in_use:
                 kept = self._let_in(queue, claimed, source.no_ack)
-        except SlotMoves:  # it stays unsure: they are recovered when the slot is there
+        except SlotMoves:  # stays unsure: they are recovered when the slot has moved
             source.moves(now)
             return count
         self.gates.was_short = len(claimed) < request.want
@@ -348,7 +348,7 @@ class Claims:
 
     def _numbered(self, request: Request, records: Sequence[bytes]) -> list[Claimed]:
         first, session = request.seen_tag + 1, self._session
-        if session.tag == request.seen_tag + request.want:  # nobody has asked for more since
+        if session.tag == request.seen_tag + request.want:  # no other claim has followed
             session.tag = request.seen_tag + len(records)
         return [Claimed(request.queue, tag, record) for tag, record in enumerate(records, first)]
 
@@ -362,10 +362,10 @@ class Claims:
                 return [*claimed]
             raise
 
-    # What was in answers that were lost with their connection.
+    # Messages in answers that were lost with their connection.
 
     def recover_all(self) -> None:
-        """Take it now; of a queue on its way to another node later, and claim nothing before."""
+        """Recover them; those of a moving queue later, and nothing is claimed from it before."""
         if not self.unsure:
             return
         self.pending.clear()  # what its answer has is found anew
@@ -383,7 +383,7 @@ class Claims:
             lease.suspect(queue)
         if (source := self.sources.get(queue)) is not None:
             source.checked_at = monotonic()  # the next claim says whether it is paused
-            # A signal handler may have raised when they were just taken in.
+            # A signal handler may have raised just after they were taken in.
             known = {entry.tag for entry in self.buffer}
             new = (each for each in found if not (each[0] in known or self._qos.queue_of(each[0])))
             claimed = [Claimed(queue, tag, record) for tag, record in new]
@@ -394,7 +394,7 @@ class Claims:
         self._claimed(queue)
 
     def _give_back(self, queue: str, tags: Sequence[int]) -> None:
-        """What was claimed of a queue that it does not consume any more; with its slots."""
+        """Give back messages, and their slots, of a queue that it does not consume any more."""
         if self.gates.gate(queue) is not None:
             self._qos.slots.free_unheard(queue, tags)
         self._qos.give_back(queue, tags)

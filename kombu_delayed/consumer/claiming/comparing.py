@@ -1,7 +1,7 @@
-"""Compares what a consumer holds with what its server says, which may have lost data or gone back.
+"""Compares what a consumer holds with its server, which may have lost data or have older data.
 
-A server that was started again from an older snapshot says that messages are held which were
-acknowledged since, and one that has lost its data has lost the slots of running tasks.
+A server that was restarted from an older snapshot says that messages are held that were
+acknowledged since. A server that has lost its data has lost the slots of running tasks.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ logger = get_logger(__name__)
 def compare(
     session: Session, gates: Gatekeeper, queues: Collection[str], claimed: Collection[int]
 ) -> None:
-    """Correct the server, of queues of which every answer has arrived.
+    """Correct the server for queues of which every answer has arrived.
 
-    `claimed` are the tags of what was not handed out yet. The outbox has the corrections of what is
-    not held any more.
+    `claimed` has the tags of messages that were not handed out yet. Corrections for messages that
+    are not held any more go into the outbox.
     """
     qos, leases, consumer = session.qos, session.store.leases, session.lease.consumer
     last_tag, before = session.tag, qos.known_tags()
     found = leases.tags(queues, consumer)
-    known = {*claimed, *before, *qos.known_tags()}  # from any thread, acks may have come meanwhile
+    known = {*claimed, *before, *qos.known_tags()}  # any thread may have acked meanwhile
     for queue, (tags, with_slots) in found.items():
         if stale := sorted(tag for tag in tags - known if tag <= last_tag):
             logger.warning(
@@ -43,7 +43,7 @@ def compare(
         gate = gates.gate(queue)
         if gate is not None and (lost := qos.slots.kept(queue, gate, with_slots)):
             leases.keep_slots(queue, consumer, lost)
-            # Of what has ended meanwhile they are given back once more.
+            # Slots of tasks that have ended meanwhile are freed once more.
             qos.outbox.freed.extend(
                 Freed(queue, tag) for tag, *_ in lost if tag not in qos.slots.of_messages
             )

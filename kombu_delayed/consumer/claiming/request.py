@@ -12,14 +12,14 @@ from ..lease.standstill import Unbegun
 from ..session import Session
 from .sources import Shares, Source
 
-#: So long an event loop waits for an answer; then the consumer waits, as long as for any command.
+#: How long an event loop waits for an answer. Then the consumer blocks, as for any command.
 POLL_SECONDS = 0.25
 
 _NOTHING: Any = object()
 
 
 class Request(NamedTuple):
-    """A claim of one queue, on its way: for so many messages, under tags behind `seen_tag`."""
+    """A claim of `want` messages from one queue, in flight, with tags that follow `seen_tag`."""
 
     queue: str
     want: int
@@ -45,9 +45,9 @@ class Pending:
         self.shares = shares
         self.request = request
         self.sent_at = now
-        #: When the consumer waits for the answer, by the monotonic clock.
+        #: When the consumer begins to block for the answer, by the monotonic clock.
         self.wait_at = now + POLL_SECONDS
-        #: Whether its answer has come, or will not: the server has refused it, or nobody knows.
+        #: Whether its answer has come, or never will: it was refused, or its outcome is unknown.
         self.has_ended = False
         #: What the script has answered.
         self.answer: Any = _NOTHING
@@ -59,7 +59,7 @@ class Pending:
 
     @property
     def delivered(self) -> Delivered | None:
-        """What its answer says; None: the lease was lost."""
+        """The parsed answer; None if the lease was lost."""
         return delivered(self.answer, self.request.given["gate"])
 
     def send(self, store: Store) -> None:
@@ -74,7 +74,7 @@ class Pending:
 
 
 def may_go_on(session: Session, wanted: list[list[Source]]) -> bool:
-    """Whether its tasks, which run elsewhere, are looked after while claims are on their way."""
+    """Whether a consumer may go on while claims are in flight: only if its tasks run elsewhere."""
     if not session.is_polled or session.runs_here:
         return False
     if session.store.cluster or session.qos.slots.shared.pools:
@@ -85,7 +85,7 @@ def may_go_on(session: Session, wanted: list[list[Source]]) -> bool:
 def following(
     shares: Shares, claimed: int | None, sources: Mapping[str, Source]
 ) -> tuple[Source, int] | None:
-    """What to claim next, and how many, of what is still consumed; None: nothing."""
+    """The next source that is still consumed, and how many to claim; None if there is none."""
     try:
         source, want = shares.send(claimed)
         while sources.get(source.queue) is not source:

@@ -1,7 +1,7 @@
 """A slow poll: one look at many queues, which claims nothing.
 
-Almost always there is nothing, and one command says so of a hundred queues. Only where something is
-a script says which queues have messages that nobody has promised to come for.
+Almost always there is nothing, and one command finds that out for a hundred queues. Only if
+there is something, a script tells which queues have messages that no consumer has promised to claim.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from kombu_delayed.store.store import Store, chunks
 
 from .sources import Source
 
-#: So many queues with a promise are looked at more closely each time, in case an earlier message
-#: has come and its token was lost. When their number is larger, the others come another time.
+#: How many queues with a promise are looked at more closely each time, in case an earlier message
+#: has come and its token was lost. If there are more of them, the others come another time.
 PROMISED_LIMIT = 25
 
-#: Of so many queues each look counts the consumers, which share their polls.
+#: For how many queues each look counts the consumers, which share the polls.
 COUNTED_LIMIT = 3
 
 
 def look(store: Store, sources: Sequence[Source], now: float) -> set[str]:
-    """Queues to claim from. Of the others it remembers whether somebody has promised to come."""
+    """Returns the queues to claim from. For the others it notes when a consumer has promised to."""
     parts = [*chunks(sources, store.look_limit)]
     counted = _some(sources, COUNTED_LIMIT)
     promised = [source for source in sources if _is_promised(source, now)]
@@ -44,7 +44,7 @@ def look(store: Store, sources: Sequence[Source], now: float) -> set[str]:
 
 
 def _is_promised(source: Source, now: float) -> bool:
-    """Whether this consumer or another one comes when the next message is due."""
+    """Whether this consumer or another one claims when the next message is due."""
     return source.promised_at > now or source.due_at < math.inf
 
 

@@ -1,6 +1,6 @@
-"""What one consumer knows of its queues and their server, and which of them have something to do.
+"""The state of a consumer's queues and their server, and which queues have something to do.
 
-A consumer may have a thousand queues. Each step asks only for those that have something to do.
+A consumer may have a thousand queues. Each step visits only those that have something to do.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from ..policy.admission import Claimed
 if TYPE_CHECKING:
     from kombu_delayed.store.claimable import Delivered
 
-#: A consumer that meets messages without a token, from a stock producer, looks this often.
+#: A consumer that finds messages without a token, from a stock producer, polls this often.
 EAGER_POLL_SECONDS = 0.1
 
-#: All consumers of a queue together look about this often, however many they are.
+#: All consumers of a queue together poll about this often, however many they are.
 SHARED_POLL_SECONDS = 1.0
 
-#: A poll comes at random after this part of its time, or up to the whole of it.
+#: A poll comes at a random time between this fraction of its interval and the whole of it.
 POLL_JITTER = 0.7
 
-#: A poll takes along those that would come by themselves before this part of their time is over: so
-#: that all come to travel together.
+#: A poll includes polls that would come within this fraction of their intervals, so that over time
+#: all of them travel together.
 POLL_EARLY = 0.5
 
-#: A queue that is on its way to another node is asked again after so long.
+#: A queue that is moving to another node is tried again after this time.
 MOVING_SECONDS = 0.05
 
-#: A queue with limits that this consumer does not declare is asked again after so long.
+#: A queue with limits that this consumer does not declare is tried again after this time.
 REFUSED_SECONDS = 5.0
 
-#: Who comes so little too early comes again after this time.
+#: A claim that came slightly too early is repeated after at least this time.
 CLOCK_GRAIN_MS = 0.3
 
 
 #: In place of an expiry: the queue deletes itself when no worker consumes it.
 AUTO_DELETE = -1
 
-#: More between the server's clock and ours means that one of them was set.
+#: A larger step between the server's clock and ours means that one of them was set.
 CLOCK_JUMP_MS = 20
 
 #: How far the two clocks run apart in a second.
@@ -60,7 +60,7 @@ _claimed_at = attrgetter("claimed_at")
 
 
 class ServerClock:
-    """The server's time, by what its answers say."""
+    """Estimates the server's time from its answers."""
 
     def __init__(self) -> None:
         self._ahead_ms = -math.inf
@@ -68,12 +68,12 @@ class ServerClock:
 
     def now_ms(self) -> float:
         """The server's time; before the first answer it is this machine's."""
-        # There may be messages then: those of a lost answer, or from where their queue was.
+        # Messages may come before it: those of a lost answer, or of a queue that has moved.
         found = monotonic() * 1000 + self._ahead_ms
         return found if math.isfinite(found) else time() * 1000
 
     def compare(self, server_ms: int) -> None:
-        """The server's time comes late and in whole milliseconds: the most advanced is nearest."""
+        """Note the server's time. It arrives late, in whole ms, so the most advanced is nearest."""
         now = monotonic()
         ahead_ms = server_ms - now * 1000
         known_ms = self._ahead_ms - (now - self._compared_at) * CLOCK_DRIFT_MS
@@ -83,13 +83,13 @@ class ServerClock:
 
 
 class Buffer(deque[Claimed]):
-    """What was claimed and not handed out.
+    """Messages that were claimed and not handed out.
 
     A signal handler may take from it at any time, and the keeper's thread from its end.
     """
 
     def take_out(self, entry: Claimed) -> bool:
-        """Whether the first of what was claimed was still there, and not given back meanwhile."""
+        """Remove `entry` from the front; returns False if it was given back meanwhile."""
         try:
             is_there = self[0] is entry
             if is_there:
@@ -99,7 +99,7 @@ class Buffer(deque[Claimed]):
         return is_there
 
     def take_out_of(self, queue: str) -> list[Claimed]:
-        """What was claimed of a queue, which is not in the buffer any more."""
+        """Remove the messages of a queue from the buffer, and return them."""
         taken: list[Claimed] = []
         with suppress(IndexError):  # another thread takes from its end
             for _ in range(len(self)):
@@ -109,7 +109,7 @@ class Buffer(deque[Claimed]):
 
 
 class Source:
-    """What one consumer knows of one queue. Times are of the monotonic clock."""
+    """The state of one queue in one consumer. Times are of the monotonic clock."""
 
     def __init__(self, queue: str, no_ack: bool = False, expires_ms: int = 0) -> None:
         self.queue = queue
@@ -121,11 +121,11 @@ class Source:
         self.claimed_at = -math.inf
         #: When it was last known not to be paused; a claim says so as well.
         self.checked_at = -math.inf
-        #: How many consume it, as far as is known here.
+        #: How many consumers it has, as far as is known here.
         self.consumers = 1
-        #: A poll has found something of which no token told.
+        #: Whether a poll has found messages that no token had announced.
         self.found = False
-        #: Somebody else has promised to come then: it need not be looked for before.
+        #: When another consumer has promised to claim: no need to poll before.
         self.promised_at = -math.inf
         self._agenda = Agenda()
         self.ready = True
@@ -140,7 +140,7 @@ class Source:
 
     @property
     def ready(self) -> bool:
-        """There may be something to claim."""
+        """Whether there may be something to claim."""
         return self.queue in self._agenda.ready
 
     @ready.setter
@@ -152,7 +152,7 @@ class Source:
 
     @property
     def owes(self) -> bool:
-        """A token was taken, or a promise is due: it has to be followed or passed on."""
+        """Whether a token was taken, or a promise is due, and must be followed or passed on."""
         return self.queue in self._agenda.owing
 
     @owes.setter
@@ -174,7 +174,7 @@ class Source:
 
     @property
     def poll_at(self) -> float:
-        """When to look whether there is something of which no token told."""
+        """When to poll for messages that no token has announced."""
         return self._poll_at
 
     @poll_at.setter
@@ -183,7 +183,7 @@ class Source:
         (self._agenda.kept if self.expires_ms > 0 else self._agenda.polls).put(self, at)
 
     def claim_anew(self) -> None:
-        """A token may have been lost: claim, or let others."""
+        """Claim, or let others, because a token may have been lost."""
         self.ready = self.owes = True
         self.promised_at = -math.inf
         self.poll_at = self._poll_at  # a step that failed may have taken it off the agenda
@@ -198,7 +198,7 @@ class Source:
     def answered(
         self, answer: Delivered, now: float, server_ms: float, poll_seconds: float
     ) -> None:
-        """Remember what a claim said; `server_ms` is the server's time at `now`."""
+        """Remember the answer of a claim; `server_ms` is the server's time at `now`."""
         ready, queue = self._agenda.ready, self.queue
         unexpected = bool(answer.records) and (self.found or queue not in ready)
         if answer.more:
@@ -213,13 +213,13 @@ class Source:
             soonest_ms = CLOCK_GRAIN_MS if answer.next_due_ms > answer.now_ms else 0
             due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
         due_at = now + REFUSED_SECONDS if answer.refused else due_at
-        if due_at != self._due_at:  # it mostly stays: never
+        if due_at != self._due_at:  # mostly it stays infinite
             self.due_at = due_at
         self.consumers = answer.consumers
         self._plan_poll(unexpected, now, poll_seconds)
 
     def looked(self, now: float, poll_seconds: float) -> None:
-        """A look has found nothing."""
+        """Plan the next poll after one that has found nothing."""
         self._plan_poll(False, now, poll_seconds)
 
     def _plan_poll(self, unexpected: bool, now: float, poll_seconds: float) -> None:
@@ -231,12 +231,12 @@ class Source:
         self.poll_at = now + self.poll_seconds * self._agenda.spread
 
     def passed_on(self) -> None:
-        """Others know; this consumer claims as soon as it has room."""
+        """Note that others were told; this consumer claims as soon as it has room."""
         self.ready, self.owes = True, False
         self.due_at = math.inf
 
     def moves(self, now: float) -> None:
-        """The queue is on its way to another node."""
+        """Try again later, because the queue is moving to another node."""
         self.ready = self.owes = False
         self.due_at = self.poll_at = now + MOVING_SECONDS
 
@@ -246,18 +246,18 @@ class Source:
 
 
 class Times:
-    """Sources by one of their times. One that was changed since stays until it would be first."""
+    """A heap of sources by one of their times. An outdated entry stays until it would be first."""
 
     def __init__(self, time_of: Callable[[Source], float]) -> None:
         self._time_of = time_of
-        #: The time that comes first.
+        #: The earliest time.
         self.first_at = math.inf
         self._heap: list[tuple[float, int, Source]] = []
         self._numbers = count()
         self._most = 64
 
     def put(self, source: Source, at: float) -> None:
-        """The time of a source is another one."""
+        """Note the new time of a source."""
         if at != math.inf:
             heapq.heappush(self._heap, (at, next(self._numbers), source))
             if len(self._heap) > self._most:
@@ -277,7 +277,7 @@ class Times:
         self._most = max(64, 2 * len(self._heap))
 
     def come(self, now: float) -> list[Source]:
-        """The sources whose time has come, each once; not again before they have another time."""
+        """The sources whose time has come, each once. A source comes again with another time."""
         found = {}
         while self.first_at <= now:
             source = heapq.heappop(self._heap)[2]
@@ -286,7 +286,7 @@ class Times:
         return [*found.values()]
 
     def come_early(self, now: float) -> list[Source]:
-        """As `come`, where one's time has come; with it come those that poll soon."""
+        """As `come`, if a source's time has come; also returns the sources that poll soon."""
         found = []
         while (at := self.first_at) < math.inf:
             source = self._heap[0][2]
@@ -298,10 +298,10 @@ class Times:
 
 
 class Agenda:
-    """The sources of a consumer that have something to do, or will have at a time."""
+    """The sources of a consumer that have something to do, now or at a known time."""
 
     def __init__(self) -> None:
-        #: Polls come after this part of their time.
+        #: Polls come after this fraction of their interval.
         self.spread = 1.0
         self.ready: dict[str, Source] = {}
         self.owing: dict[str, Source] = {}
@@ -311,7 +311,7 @@ class Agenda:
         self.kept = Times(attrgetter("_poll_at"))
 
     def forget(self, source: Source) -> None:
-        """A source is gone."""
+        """Remove a source."""
         source.due_at = source.poll_at = math.inf
         source.file_in(Agenda())
         for names in (self.ready, self.owing):
@@ -324,9 +324,9 @@ class Agenda:
         poll: Callable[[list[Source], float], set[str]],
         poll_seconds: float,
     ) -> list[Source]:
-        """Find out what is ready; returns those that expire without a call.
+        """Find out which sources are ready; returns those that expire without a call.
 
-        `poll` says which of some queues have something. Without room there is no poll.
+        `poll` returns which of the given queues have messages. Without room there is no poll.
         """
         if self.due.first_at <= now:
             for source in self.due.come(now):
@@ -345,9 +345,9 @@ class Agenda:
         return kept
 
     def wanted(self, cycle: Any, turns: int) -> list[list[Source]]:
-        """The shards to claim from: of each queue in its turn, and each shard in its turn.
+        """The shards to claim from: queues in their turn, and in each its shards in their turn.
 
-        At most so many `turns` are taken: a cycle of the program's own may have no end.
+        At most `turns` turns are taken, because a cycle of the program's own may be endless.
         """
         shards: dict[str, list[Source]] = {}
         for source in sorted(self.ready.values(), key=_claimed_at):
@@ -360,12 +360,12 @@ class Agenda:
         return bool(self.ready) or min(times) <= now
 
 
-#: Sources with their shares of the room; it is sent how many were claimed of each, and None first.
+#: Yields sources with their shares of the room. Send it None, then how many each claim has brought.
 Shares = Generator[tuple[Source, int], int | None, None]
 
 
 def shares(wanted: list[list[Source]], room: int, cycle: Any) -> Shares:
-    """Each with its share of the room, and the next ones with what it has left."""
+    """Yield each source with its share of the room. What it leaves goes to the next ones."""
     is_strict = isinstance(cycle, priority_cycle)
     for queues, shards in zip(range(len(wanted), 0, -1), wanted, strict=True):
         part = room if is_strict else -(-room // queues)
@@ -376,7 +376,7 @@ def shares(wanted: list[list[Source]], room: int, cycle: Any) -> Shares:
 
 
 def share_out(shares: Shares, claim: Callable[[Source, int], int]) -> None:
-    """Claim for each its share of the room."""
+    """Claim for each source its share of the room."""
     try:
         source, share = next(shares)
         while True:
