@@ -1,7 +1,7 @@
 """A slow poll: one look at many queues, which claims nothing.
 
-Almost always there is nothing, and one command finds that out for a hundred queues. Only if
-there is something, a script tells which queues have messages that no consumer has promised to claim.
+Almost always there is nothing, and one command finds that out for a hundred queues. Otherwise
+a script tells which queues have messages that no consumer has promised to claim.
 """
 
 from __future__ import annotations

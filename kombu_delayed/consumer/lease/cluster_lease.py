@@ -18,7 +18,7 @@ logger = get_logger(__name__)
 
 
 class ClusterLease(Lease):
-    """As any lease; each queue is renewed by the thread of the node that has it."""
+    """A lease whose queues are each renewed by the thread of the node that has the queue."""
 
     def __init__(
         self,
@@ -31,12 +31,12 @@ class ClusterLease(Lease):
     ) -> None:
         super().__init__(store, seconds, server, name)
         self._node_of = node_of
-        #: For each node's thread: they may meet on one node while a slot moves.
+        #: Makes a store for each node's thread: two may use one node while a slot moves.
         self.new_store = new_store
         self._shares: dict[Any, Share] = {}
 
     def _watch(self, queue: str) -> None:
-        """In the thread of the node that has it now; if it moves, see `queues_on`."""
+        """Renew a queue in the thread of its present node; if it moves, see `queues_on`."""
         self._share(self._node_of(queue))
 
     def _share(self, node: Any) -> None:
@@ -44,7 +44,7 @@ class ClusterLease(Lease):
             keeper((self.server, node)).watch(self._shares.setdefault(node, Share(self, node)))
 
     def queues_on(self, node: Any) -> list[str]:
-        """Those of its queues that a node has now."""
+        """The queues of this lease that a node has now."""
         found = []
         for queue in sorted(self.queues):
             try:
@@ -58,12 +58,12 @@ class ClusterLease(Lease):
         return found
 
     def end(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         for node, share in list(self._shares.items()):
             keeper((self.server, node)).forget(share)
         self._shares = {}
         with self._lock:
-            self._until.clear()  # the shares have it, too, and one may be in the middle of a step
+            self._until.clear()  # the shares use it, too, and one may be in the middle of a step
 
     def successor(self) -> ClusterLease:
         """A lease for the same consumer under a new name."""
@@ -75,7 +75,7 @@ class ClusterLease(Lease):
 
 
 class Share(Lease):
-    """The part of a lease that is over the queues of one node, whose clock is its own."""
+    """The part of a lease for the queues of one node, which has its own clock."""
 
     def __init__(self, whole: ClusterLease, node: Any) -> None:
         self._whole = whole
@@ -83,8 +83,8 @@ class Share(Lease):
         self.store, self.seconds, self.server = whole.new_store(), whole.seconds, whole.server
         run = self.store.run
         assert isinstance(run, ClusterConnection)
-        run.format = None  # the loop looks at it: it may be on another node
-        run.may_rest = False  # its thread has nothing to do but to try
+        run.format = None  # the loop checks it: it may be on another node
+        run.may_rest = False  # its thread has nothing else to do than try
         self.consumer = whole.consumer
         self.progress, self.auto_delete = whole.progress, whole.auto_delete
         self.next_step_at = monotonic()
@@ -104,7 +104,7 @@ class Share(Lease):
         """Renew on the queues of this node; returns seconds until the next step."""
         try:
             seconds = self._keep(self._whole.queues_on(self._node))
-        except UNREACHABLE as error:  # of which the consumer tells once
+        except UNREACHABLE as error:  # which the consumer reports once
             logger.info("Cannot renew the leases on node %s now: %s", self._node, error)
             return self._lost_contact()
         self._check_progress()

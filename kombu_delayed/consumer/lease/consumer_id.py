@@ -1,4 +1,4 @@
-"""The ids of consumers, which tell the lengths of their leases."""
+"""The ids of consumers, which contain the lengths of their leases."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _LENGTH = re.compile(r":[0-9a-f]{8}-(\d+)$")
 
 
 def consumer_id(name: str | None = None, lease_seconds: float | None = None) -> str:
-    """A name that no other consumer has, with the length of its lease in milliseconds."""
+    """A unique id for a consumer, with the length of its lease in milliseconds."""
     length = "" if lease_seconds is None else f"-{int(lease_seconds * 1000)}"
     return f"{name or socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}{length}"
 
 
 def lease_seconds_of(consumer: str) -> float | None:
-    """How long the lease of a consumer is; None: an older version has named it."""
+    """The length of a consumer's lease; None if an older version made the id."""
     found = _LENGTH.search(consumer)
     return int(found[1]) / 1000 if found else None

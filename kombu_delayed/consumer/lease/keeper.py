@@ -14,7 +14,7 @@ logger = native.get_logger(__name__)
 
 
 class Kept(Protocol):
-    """What a keeper looks after: it says after each step when it needs another."""
+    """Something that a keeper looks after. After each step it says when it needs another."""
 
     consumer: str
     seconds: float
@@ -24,25 +24,25 @@ class Kept(Protocol):
         """Do what is due; returns seconds until the next step."""
 
     def hang_up(self) -> None:
-        """It is kept no more: close its connections, from the thread that has used them."""
+        """Close the connections when it is kept no more, in the thread that has used them."""
 
 
 class Keeper:
     """The thread that renews this process's leases on one server.
 
-    It is a thread of the operating system under gevent and eventlet, too. So it shares no lock and
-    no connection with greenlets but its own lock, which nobody holds for long. A socket of gevent's
-    belongs to the thread that has opened it: nobody else uses it or closes it.
+    It is a native thread, under gevent and eventlet, too. So it shares no connection with
+    greenlets, and no lock except its own, which is never held for long. A gevent socket belongs to
+    the thread that has opened it: no other thread uses or closes it.
     """
 
-    #: When this process first heard of the server, by the clock of leases.
+    #: When this process first heard from the server, by the clock of leases.
     began_at: float | None = None
 
     def __init__(self) -> None:
         self._leases: set[Kept] = set()
-        #: Those whose last step has failed, which was said.
+        #: Leases whose last step has failed, which was logged.
         self._failing: set[Kept] = set()
-        #: Those that were forgotten, and whose connections are still open.
+        #: Leases that were forgotten, and whose connections are still open.
         self._forgotten: list[Kept] = []
         self._lock = native.lock()
         self._bell = native.Bell()
@@ -61,13 +61,13 @@ class Keeper:
         self._bell.ring()
 
     def hurry(self, lease: Kept) -> None:
-        """Have its next step now."""
+        """Take the next step of a lease now."""
         with self._lock:
             lease.next_step_at = monotonic()
         self._bell.ring()
 
     def forget(self, lease: Kept) -> None:
-        """Renew a lease no more."""
+        """Stop renewing a lease."""
         with self._lock:
             if lease in self._leases:
                 self._leases.remove(lease)
@@ -75,7 +75,7 @@ class Keeper:
         self._bell.ring()
 
     def step(self) -> float | None:
-        """Do what is due; returns seconds until the next step, or None with no lease left."""
+        """Do what is due; returns seconds until the next step, or None if no lease is left."""
         with self._lock:
             forgotten, self._forgotten = self._forgotten, []
         for lease in forgotten:
@@ -132,7 +132,7 @@ _keepers_lock: Any = native.lock()
 
 
 def keeper(server: Hashable = None) -> Keeper:
-    """This process's keeper for a server: one that hangs must not cost the leases on others."""
+    """This process's keeper for a server. A server that hangs must not cost leases on others."""
     with _keepers_lock:
         return _keepers.setdefault((os.getpid(), server), Keeper())
 

@@ -1,4 +1,4 @@
-"""Leases: a consumer keeps its unacked messages for as long as a thread of its process says so."""
+"""Leases: a consumer keeps its unacked messages for as long as a thread of its process renews."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ logger = native.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: A clock that also goes on while the machine sleeps, where there is one.
+#: A clock that also runs while the machine sleeps, if there is one.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-#: A lease is renewed when less than this part of it is left.
+#: A lease is renewed when less than this fraction of it is left.
 RENEW_BELOW = 0.7
 
-#: A consumer of more queues than this is registered for longer where it holds nothing …
+#: A consumer of more queues than this is registered for longer in queues where it holds nothing …
 FEW_QUEUES = 50
 
-#: … for so many leases, so that a renewal is rare.
+#: … for this many leases, so that renewals are rare.
 IDLE_LEASES = 4
 
-#: So much less than a consumer believes to have, as part of a lease, and it renews everything.
+#: If the server has this fraction of a lease less than the consumer believes, it renews everything.
 DOUBT = 0.2
 
 
 class Progress(Protocol):
-    """Of the loop that hands out what a consumer has claimed."""
+    """The progress of the loop that hands out what a consumer has claimed."""
 
     def check(self, store: Store, consumer: str) -> None:
-        """Give up what has not begun where the loop stands still."""
+        """Give up messages that have not started if the loop is stuck."""
 
 
 class Lease:
-    """One consumer's hold on what it has not acked, over all its queues.
+    """One consumer's hold on its unacked messages, over all its queues.
 
     The keeper's thread calls `step`, other threads the rest. They share neither the connections of
     `store` nor a lock that gevent or eventlet has patched.
@@ -67,10 +67,10 @@ class Lease:
         self.consumer = consumer_id(name, seconds)
         self.seconds = seconds
         self.lost = False
-        #: How many times it was registered with a server that did not know it.
+        #: How many times it was registered again with a server that did not know it.
         self.outlasted = 0
         self.next_step_at = 0.0
-        #: Queue -> until when it lasts at least, by `clock`.
+        #: Queue -> the time until which the lease lasts at least, by `clock`.
         self._until: dict[str, float] = {}
         #: Queues that delete themselves.
         self.auto_delete: set[str] = set()
@@ -80,7 +80,7 @@ class Lease:
     def _begin_contact(self) -> None:
         self._contact = Contact(self.seconds)
         self._others = Reclaimer(self.store, self.seconds, self.server, self._contact)
-        #: What a renewal says may differ from what is known here: renew in all queues.
+        #: The last renewal may contradict what is known here: renew in all queues.
         self._is_in_doubt = False
 
     @cached_property
@@ -98,11 +98,11 @@ class Lease:
         return queue in self._until
 
     def may_have_ended(self, queue: str) -> bool:
-        """Whether others may have what was claimed, as this process was stopped or cut off."""
+        """Whether others may have the messages, because this process was stopped or cut off."""
         return self.lost or self.clock() >= self._until.get(queue, -math.inf)
 
     def ask(self, queue: str) -> tuple[float, float]:
-        """A deliver is about to be sent, which may shorten a long lease; for `grant`."""
+        """Prepare for a deliver, which may shorten a long lease; returns the times for `grant`."""
         with self._lock:
             asked_at, until = self.clock(), self._until.get(queue, -math.inf)
             if queue in self._until:
@@ -110,7 +110,7 @@ class Lease:
         return asked_at, until
 
     def grant(self, queue: str, asked: tuple[float, float], has_taken: bool = True) -> None:
-        """That deliver has granted it for a queue, and has taken messages or not."""
+        """Note that deliver has granted the lease; if it took no messages, a longer one stays."""
         asked_at, before = asked
         with self._lock:
             is_new = queue not in self._until
@@ -122,11 +122,11 @@ class Lease:
         keeper(self.server).watch(self)
 
     def suspect(self, queue: str) -> None:
-        """What is known of a queue may be wrong: the next call finds out whether it lasts."""
+        """Distrust what is known of a queue: the next call finds out whether the lease lasts."""
         self.grant(queue, (-math.inf, -math.inf))
 
     def renew(self, queue: str, store: Store) -> bool:
-        """Make it last in one queue; returns whether it has lasted."""
+        """Renew the lease in one queue; returns whether it has lasted."""
         asked_at = self.clock()
         lasts = not self.lost and store.leases.renew(queue, self.consumer, self.ms) is not None
         if self.lost or not (lasts or self._register_again(queue, store)):
@@ -138,10 +138,10 @@ class Lease:
         return True
 
     def outlast_data(self, queue: str, store: Store, register: Callable[[], T | None]) -> T | None:
-        """Register again with a server that does not know this lease; None: it has ended.
+        """Register again with a server that does not know this lease; None if it has ended.
 
-        The server has lost its data if the lease has not ended by this process's clock, which a
-        virtual machine's pause may have stopped, and nobody has reclaimed it.
+        The server has lost its data if the lease has not ended by this process's clock and nobody
+        has reclaimed it. The clock is not enough: a pause of a virtual machine may have stopped it.
         """
         if self.may_have_ended(queue) or store.leases.was_reclaimed(queue, self.consumer):
             return None
@@ -161,7 +161,7 @@ class Lease:
         return self.outlast_data(queue, store, register) is not None
 
     def end(self) -> None:
-        """Renew no more."""
+        """Stop renewing."""
         keeper(self.server).forget(self)
         self._until = {}
 
@@ -174,16 +174,16 @@ class Lease:
     # What the keeper's thread does.
 
     def step(self) -> float:
-        """Renew on every queue and reclaim what others left behind; returns seconds until next.
+        """Renew in every queue, and reclaim what others left; returns seconds until the next step.
 
-        That is a third of the lease, or when another one's ends that nobody renews any more.
+        That is a third of the lease, or less if the lease of a dead consumer ends before.
         """
         seconds = self._keep(sorted(self.queues))
         self._check_progress()
         return seconds
 
     def hang_up(self) -> None:
-        """Close the connections; who goes on with `store` opens others."""
+        """Close the connections. `store` opens others if it is used again."""
         self.store.hang_up()
 
     def _check_progress(self) -> None:
@@ -233,7 +233,7 @@ class Lease:
         return min(1.0, self.seconds / 10)
 
     def _is_certain(self, renewal: Renewal, known: dict[str, float], asked_at: float) -> bool:
-        """Whether the server has as much left of its leases as is believed here."""
+        """Whether this lease has as much time left on the server as this process believes."""
         heard_at = self.clock()
         starts = keeper(self.server)
         starts.began_at = heard_at if starts.began_at is None else starts.began_at
@@ -260,7 +260,7 @@ class Lease:
         unknown = {*renewal.lost, *renewal.failed}
         with self._lock:
             for queue, until in renewed.items():
-                # Another deliver may have made it shorter meanwhile, before this or after it.
+                # Another deliver may have shortened it meanwhile, before this call or after it.
                 if queue not in unknown and self._until.get(queue) == until:
                     seconds = idle_seconds if queue in renewal.idle else self.seconds
                     self._until[queue] = asked_at + seconds

@@ -15,14 +15,14 @@ from .keeper import keeper
 
 logger = get_logger(__name__)
 
-#: Who looks for a lease that ends looks so long afterwards.
+#: A lease that ends is checked this long after its end.
 JUST_AFTER_SECONDS = 0.01
 
 
 class Reclaimer:
     """Watches the leases of others over one contact with the server.
 
-    `seconds` is the length of its own lease, and of others whose names tell none.
+    `seconds` is the length of its own lease, and of leases of consumers whose ids contain none.
     """
 
     def __init__(self, store: Store, seconds: float, server: Hashable, contact: Contact) -> None:
@@ -30,11 +30,11 @@ class Reclaimer:
         self._seconds = seconds
         self._server = server
         self._contact = contact
-        #: Leases that a clock has granted which was ahead -> when they were first seen.
+        #: Leases granted by a clock that was ahead -> when they were first seen.
         self._late: dict[Other, float] = {}
 
     def step(self, renewal: Renewal, clock: Callable[[], float]) -> float:
-        """Reclaim what the dead have left; returns seconds until another one may be dead."""
+        """Reclaim what dead consumers left; returns seconds until another may count as dead."""
         wait = math.inf
         if renewal.next_end_ms is not None:
             wait = (renewal.next_end_ms - renewal.now_ms) / 1000 + JUST_AFTER_SECONDS
@@ -53,7 +53,7 @@ class Reclaimer:
         return wait
 
     def _seconds_to_live(self, other: Other, renewal: Renewal, now: float) -> float:
-        """How long a consumer counts as alive yet that this one has not seen renew its lease."""
+        """How long a consumer still counts as alive that was not seen to renew its lease."""
         if other.end_ms == 0:  # somebody has found it dead before
             return 0
         needed = self._length_of(other)
@@ -71,9 +71,9 @@ class Reclaimer:
         return began_at is not None and since is not None and since <= began_at + self._seconds / 3
 
     def _reclaim_after(self, other: Other, seconds: float) -> float:
-        """Reclaim what one has left that counts as dead; returns seconds until the next look.
+        """Reclaim what a consumer left, if it counts as dead; returns seconds until the next look.
 
-        Nothing is reclaimed where its lease was renewed since.
+        Nothing is reclaimed if its lease was renewed since.
         """
         if seconds > 0:
             return seconds + JUST_AFTER_SECONDS

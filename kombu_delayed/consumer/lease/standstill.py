@@ -1,4 +1,4 @@
-"""Notices a loop that stands still, and gives up what it has claimed and not begun."""
+"""Notices a stuck loop, and gives up the messages that it has claimed and not started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = native.get_logger(__name__)
 
 
 class Unbegun(NamedTuple):
-    """A message that was claimed and whose program has not begun on it."""
+    """A message that was claimed, and that its program has not started."""
 
     queue: str
     tag: int
@@ -23,8 +23,8 @@ class Unbegun(NamedTuple):
 class Progress:
     """Watches one loop. The loop stamps it; the keeper's thread checks it.
 
-    `take_back` takes what has not begun away from the loop, so that this one owns it; `tell` gives
-    back what that has of global limits; `queues` gives the queues that are consumed.
+    `take_back` takes messages that have not started away from the loop, so that this object owns
+    them; `tell` gives back their slots of global limits; `queues` returns the consumed queues.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class Progress:
         self._lock = native.lock()
 
     def stamp(self) -> None:
-        """The loop goes on."""
+        """Note that the loop goes on."""
         self._at = self._clock()
 
     def waits(self, seconds: float) -> None:
-        """The loop waits for messages, for so long at the most."""
+        """Note that the loop waits for messages, at most for `seconds`."""
         self._at = self._clock() + seconds
 
     def check(self, store: Store, consumer: str) -> None:
-        """Give up what has not begun where the loop has stood still for a lease.
+        """Give up messages that have not started if the loop has been stuck for a whole lease.
 
-        What could not be told to the server is told with the next check. Raises redis-py's
+        What could not be sent to the server is sent with the next check. Raises redis-py's
         connection errors.
         """
         if not self._lock.acquire(False):
@@ -92,11 +92,11 @@ class Progress:
             raise errors[0]
 
     def forget(self) -> None:
-        """Others have all that was claimed."""
+        """Forget what was taken back, because others have all claimed messages now."""
         self._left = []
 
     def _release(self, store: Store, consumer: str) -> list[BaseException]:
-        """Returns the errors of queues whose node cannot be reached."""
+        """Release what was taken back; returns the errors of queues whose node is unreachable."""
         left, errors = self._left, []
         for queue in {each.queue for each in left}:
             mine = [each for each in left if each.queue == queue]
@@ -114,6 +114,6 @@ class Progress:
         self._left = [each for each in self._left if each.queue != queue]
 
     def _pass_promises_on(self, store: Store) -> None:
-        # The first token may go to the very loop that stands still, as it waits for one.
+        # The first token may go to the stuck loop itself, because it waits for one.
         for _ in range(2):
             store.claimable.announce_all([*self._queues()])

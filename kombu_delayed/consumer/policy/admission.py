@@ -1,4 +1,4 @@
-"""What a consumer does for queues whose messages take turns and have limits."""
+"""Enforces turns and limits for the queues of one consumer."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class Claimed(NamedTuple):
 #: A process, its broker and one of its queues.
 Place = tuple[int, Hashable, str]
 
-#: What programs of this process have declared.
+#: The places and texts that this process has declared.
 _declared_here: set[tuple[Place, str]] = set()
 
-#: A server that is full is told so much later.
+#: Policies are declared to a full server again after this time.
 FULL_SECONDS = 10.0
 
 
 class Ruled(Protocol):
-    """A consumer's session, as far as it is asked here."""
+    """The part of a consumer's session that is used here."""
 
     rules: Rules | None
     lease: Lease
@@ -63,43 +63,43 @@ class Ruled(Protocol):
 
 
 class Gatekeeper:
-    """Knows what holds for queues, and sends back to their gates what came without a ticket."""
+    """Knows the policies of queues, and sends messages without a ticket back to the gates."""
 
     def __init__(self, session: Ruled, store: Store, slots: Slots) -> None:
         self._session = session
         self._store = store
         self._slots = slots
-        #: Of the policies that are declared for queues, those by which this consumer goes: their
-        #: versions, and what they say.
+        #: Queue -> the version of the declared policies that this consumer follows, and below
+        #: their text.
         self.versions: dict[str, str] = {}
         self._texts: dict[str, str] = {}
-        #: Queues that it has begun to consume since it declared any.
+        #: Queues that it has begun to consume since the last `declare`.
         self.new: list[str] = []
-        #: Queues without a gate at which messages wait, from when they had one.
+        #: Queues without a gate, with messages that still wait at the gate they had.
         self._left: set[str] = set()
-        #: Queues with policies by which this consumer cannot go.
+        #: Queues with policies that this consumer cannot apply.
         self.refused: set[str] = set()
-        #: Whether any queue may have a gate or such messages: else nobody need ask.
+        #: Whether any queue may have a gate or such messages; if not, checks are skipped.
         self.in_use = session.rules is not None
         self._full_until = -math.inf
-        #: Whether the last claim has brought less than was wanted: limits may be why.
+        #: Whether the last claim has brought less than was wanted, perhaps because of limits.
         self.was_short = True
 
     def gate(self, queue: str) -> Gate | None:
-        """By what messages leave a queue; None: as they come."""
+        """The gate of a queue, or None if it has none."""
         rules = self._session.rules
         gate = rules.gate(queue) if rules is not None else None
         return OPEN_GATE if gate is None and queue in self._left else gate
 
     def begin(self, queue: str) -> None:
-        """Let what this program says of a queue hold for all, with the next `declare`."""
+        """Have the next `declare` put this program's policies of a queue in force for all."""
         if self._own(queue):
             self.new.append(queue)
 
     def declare(self) -> None:
-        """Declare it. What others have declared since this process began to holds.
+        """Declare the policies of new queues. What others declared after this process stays.
 
-        What this consumer went by holds again on a server that has lost it.
+        On a server that has lost its policies, those that this consumer followed are declared.
         """
         if monotonic() < self._full_until:
             return
@@ -135,7 +135,7 @@ class Gatekeeper:
                 self._declared(queue, PolicyRecord(version_of_text(text), text, by))
 
     def _again(self, queue: str, answer: Any) -> None:
-        """It was not told, or others were faster: with the next claim."""
+        """Declare again with the next claim: the server was not told, or others were faster."""
         if isinstance(answer, (ResponseError, ServerFull)):
             logger.warning(
                 "The policies that this worker declares for queue %r are not stored: %s",
@@ -168,10 +168,10 @@ class Gatekeeper:
         return os.getpid(), self._session.broker, queue
 
     def answered(self, queue: str, gated: bool, refused: bool) -> bool:
-        """What a claim has said of policies and gates that this consumer does not know.
+        """Handle what a claim says of policies and gates that this consumer does not know.
 
-        Messages may wait at a gate since somebody has declared it. Returns whether this consumer
-        goes by other policies from now on: it may claim again.
+        Messages may wait at a gate because another program has declared it. Returns whether this
+        consumer follows other policies from now on, so that it may claim again.
         """
         if refused:
             return self._learn(queue)
@@ -192,7 +192,7 @@ class Gatekeeper:
             known = self._store.policies.read(queue)
             if known.text and not known.is_offered:
                 self._follow(queue, known)
-            else:  # the server has lost them, or never had what consumers say
+            else:  # the server has lost them, or never had those of a consumer
                 self._declare([queue])
         except SlotMoves:
             return False
@@ -209,7 +209,7 @@ class Gatekeeper:
             return
         self.refused.discard(queue)
         self.versions[queue] = known.version
-        self._texts[queue] = sys.intern(known.text)  # that of many queues
+        self._texts[queue] = sys.intern(known.text)  # many queues have the same
         if before is not None and before != known.version:
             logger.info("Queue %r has other policies now, declared by %s", queue, known.by)
 
@@ -228,9 +228,9 @@ class Gatekeeper:
     def let_in(
         self, claimed: Sequence[Claimed], lease: Lease, no_ack: bool, server_ms: float
     ) -> list[Claimed]:
-        """Those that may be handed out; the others wait for their turn from now on.
+        """Returns the messages that may be handed out; the others wait for their turn from now on.
 
-        A message that cannot be read may be handed out, and is buried there.
+        A message that cannot be read may be handed out, and is buried when it is opened.
         """
         rules = self._session.rules
         if not claimed or rules is None:
@@ -252,7 +252,7 @@ class Gatekeeper:
             try:
                 record = self._store.readable(queue, each.record)
                 envelope = open_envelope(record[1:], each.tag)
-            except (MessageError, CompressionError):  # who opens it sees to it
+            except (MessageError, CompressionError):  # it is dealt with when it is opened
                 stay.append(each)
                 continue
             arrival = Arrival(queue, envelope, record, math.ceil(server_ms), self._store)

@@ -1,4 +1,4 @@
-"""Carries out what was decided of a delivered message: one move each."""
+"""Carries out the decision about a delivered message, with one move each."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .decisions import Arrival, Bury, Delay, Drop, Rules, Run
 
 logger = get_logger(__name__)
 
-#: Nobody decides of the same message more often than this.
+#: The shortest time between two decisions about the same message.
 SHORTEST_DELAY_MS = 50
 
 #: Whole numbers of this size are exact in Lua.
 LATEST_MS = 2**53 - 1
 
-#: When a policy has failed on a message it is asked again, after twice as long each time.
+#: After a policy has failed on a message it is asked again, after twice as long each time.
 FIRST_ERROR_MS, LONGEST_ERROR_MS = 1_000, 60_000
 
 
 def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
-    """Decide of a delivered message and do it; returns whether it is to run."""
+    """Decide about a delivered message and carry it out; returns whether it is to run."""
     envelope = arrival.envelope
     errors = envelope.wait.errors
     try:
@@ -37,7 +37,7 @@ def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
             envelope.payload["headers"].update(found.headers)
             return True
         decision: Delay | Drop | Bury = _checked(found)
-    except Exception as error:  # a user's code may raise anything; the broker's own come again
+    except Exception as error:  # user code may raise anything; the broker's errors come again
         errors += 1
         decision = _failed(arrival, errors, error)
     wait = replace(envelope.wait, first_due_ms=arrival.first_due_ms, errors=errors)
@@ -55,7 +55,7 @@ def rule(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> bool:
 
 
 def _refund(rules: Rules, arrival: Arrival) -> None:
-    """Let others have the tokens that a message has taken at the gate, and does not need."""
+    """Give back the rate tokens that a message has taken at the gate and does not need."""
     gate, store = rules.gate(arrival.queue), arrival.store
     if gate is None or not gate.has_rates or not (uses := slots_in(arrival.record)):
         return
@@ -68,7 +68,7 @@ def _refund(rules: Rules, arrival: Arrival) -> None:
 
 
 def ticketed(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> Ticket | None:
-    """The ticket of a delivered message; None: it cannot have one, and waits or is buried."""
+    """The ticket of a delivered message; None if it cannot have one, and waits or is buried."""
     wait = arrival.envelope.wait
     try:
         return rules.ticket(arrival)
@@ -84,7 +84,7 @@ def ticketed(rules: Rules, arrival: Arrival, consumer: str, no_ack: bool) -> Tic
 
 
 def _checked(decision: Any) -> Delay | Drop | Bury:
-    """What a user's code has given for a decision, in forms that the server takes."""
+    """Check a decision of user code, and return it in forms that the server takes."""
     if not isinstance(decision, (Delay, Drop, Bury)):
         raise TypeError(f"a policy must return Run, Delay, Drop or Bury, not {decision!r}")
     reason = str(decision.reason).encode(errors="backslashreplace").decode()
@@ -95,7 +95,7 @@ def _checked(decision: Any) -> Delay | Drop | Bury:
 
 
 def _failed(arrival: Arrival, count: int, error: Exception) -> Delay | Bury:
-    """It must neither be lost nor come back all the time."""
+    """Delay or bury a message whose policies failed: neither lose it nor retry it constantly."""
     reason = f"its policies have failed: {type(error).__name__}: {error}"
     logger.error(
         "Message %s in queue %r waits: %s",
@@ -120,7 +120,7 @@ def _delay(arrival: Arrival, decision: Delay, wait: Wait, consumer: str, no_ack:
     due_ms = max(decision.until_ms - arrival.ahead_ms, arrival.server_ms + SHORTEST_DELAY_MS)
     if no_ack:
         entry = Entry(id, step, wait.put_into(arrival.text), str(due_ms))
-        with suppress(NotReplicated):  # that is for its producer to know
+        with suppress(NotReplicated):  # only its producer needs to know
             arrival.store.schedule(queue, [entry])
     else:
         arrival.store.park(queue, consumer, [(arrival.tag, id, due_ms)], wait)

@@ -1,7 +1,7 @@
-"""What may be decided of a message: when it is sent, and between its delivery and its execution.
+"""Decisions about a message: when it is sent, and between its delivery and its execution.
 
-Who decides is not known here: `celery_ext.policies` puts itself into `factory` when it is imported,
-as everybody does who declares a policy.
+This module does not know who decides: `celery_ext.policies` puts itself into `factory` when it is
+imported, which every program does that declares a policy.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Decision = Run | Delay | Drop | Bury
 
 
 class Plan(NamedTuple):
-    """For a message that is being sent: another due time in ms (None: as it is), and why."""
+    """The new due time of a message that is being sent, in ms (None: unchanged), and why."""
 
     due_ms: int | None = None
     reason: str = ""
@@ -79,19 +79,19 @@ class Arrival:
     record: bytes
     server_ms: int
     store: Store
-    #: How far the clock of policies is ahead of that.
+    #: How far the clock of policies is ahead of the server's.
     ahead_ms: int = field(default_factory=lambda: clock.ahead_ms)
-    #: Since when its queue goes on that was paused, in ms by the server's clock; 0: it was not.
+    #: When its queue was resumed after a pause, in ms by the server's clock; 0: it was not paused.
     resumed_ms: int = 0
 
     @property
     def now_ms(self) -> int:
-        """What time it is for policies."""
+        """The present time by the clock of policies."""
         return self.server_ms + self.ahead_ms
 
     @property
     def first_due_ms(self) -> int | None:
-        """When it was due by who sent it, by the clock of policies; None: unknown."""
+        """The due time that its sender requested, by the clock of policies; None if unknown."""
         first_ms, wait = self.envelope.first_due_ms, self.envelope.wait
         if first_ms is None or wait.first_due_ms is not None:
             return first_ms
@@ -110,42 +110,42 @@ class Arrival:
 
 
 class Rules(Protocol):
-    """Who decides, for all queues of a connection."""
+    """Makes the decisions for all queues of a connection."""
 
     def plan(self, queue: str, task: str, own: str, at_ms: int) -> Plan | None:
-        """For what is sent to be due at a time: None leaves it alone.
+        """Plan a message that is sent to be due at a time; None leaves it unchanged.
 
-        `own` is the header with the policies of the message, empty where it has none.
+        `own` is the header with the policies of the message, empty if it has none.
         """
 
     def decide(self, arrival: Arrival) -> Decision:
-        """For what has been delivered."""
+        """Decide about a message that was delivered."""
 
     def gate(self, queue: str) -> Gate | None:
-        """By what messages of a queue take turns and slots; None: they do not."""
+        """The gate of a queue; None if its messages take no turns and slots."""
 
     def passes(self, arrival: Arrival) -> bool:
         """Whether a message of a queue that has a gate needs no ticket."""
 
     def ticket(self, arrival: Arrival) -> Ticket:
-        """For a message of a queue that has a gate, being sent or delivered."""
+        """The ticket of a message, sent or delivered, of a queue that has a gate."""
 
     def decided(self, arrival: Arrival, decision: Decision) -> None:
-        """A message was dropped or buried."""
+        """Note that a message was dropped or buried."""
 
     def declared(self, queue: str, known: str = "") -> str:
-        """What is to hold for a queue, as JSON, where `known` does: also as its program says."""
+        """The policies to declare for a queue, as JSON: `known`, overridden by its program's."""
 
     def offered(self, queue: str) -> str:
-        """What its program says of a queue, if every consumer can go by it; else nothing."""
+        """Its program's policies of a queue if every consumer can apply them, else nothing."""
 
     def follow(self, queue: str, text: str) -> None:
-        """Go by what is declared for a queue from now on. Raises OptionError if it cannot."""
+        """Follow the declared policies of a queue from now on. Raises OptionError if it cannot."""
 
 
 Declared = Mapping[str, Sequence[Any]]
 
-#: What stands for all queues in `delayed_policies`.
+#: Stands for all queues in `delayed_policies`.
 ALL_QUEUES = "*"
 
 #: Makes the rules from the transport option `delayed_policies`. Raises OptionError.
@@ -154,7 +154,7 @@ factory: Callable[[Declared | None], Rules] | None = None
 #: Makes the header of a message from its policies. Raises OptionError.
 write: Callable[[Any], str] | None = None
 
-#: Who sets these when it is imported: only programs that need it import it.
+#: The module that sets these when it is imported. Only programs that need it import it.
 OWNER = "celery_ext.policies"
 
 
@@ -166,7 +166,7 @@ def rules_to_follow() -> Rules:
 
 
 def rules_of(declared: Declared | None) -> Rules | None:
-    """The rules of a connection; None: there are none. Raises OptionError."""
+    """The rules of a connection; None if there are none. Raises OptionError."""
     if factory is not None:
         return factory(declared)
     for queue, policies in (declared or {}).items():
@@ -179,7 +179,7 @@ def rules_of(declared: Declared | None) -> Rules | None:
 
 
 def planned(rules: Rules, queue: str, task: str, own: str, entry: Entry, store: Store) -> Entry:
-    """A message on its way into a queue, as the rules say: its due time, and with a ticket."""
+    """Apply the rules to a message on its way into a queue: its due time and its ticket."""
     now_ms = clock.now_ms()
     entry = _moved(rules, queue, task, own, entry, now_ms)
     gate = rules.gate(queue)
@@ -196,7 +196,7 @@ def _with_ticket(
         if rules.passes(arrival):
             return entry
         ticket = rules.ticket(arrival).text(gate.version, entry.id)
-    except Exception as error:  # a user's code may raise anything; its consumer makes another
+    except Exception as error:  # user code may raise anything; the consumer makes another ticket
         logger.warning("Message %s has no ticket for queue %r yet: %s", entry.id, queue, error)
         return entry
     return entry._replace(message=put_ticket(entry.message, ticket))

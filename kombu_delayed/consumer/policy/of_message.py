@@ -1,6 +1,6 @@
-"""The policies that a message brings along: an option where it is sent, a header from then on.
+"""A message's own policies: an option when it is sent, a header from then on.
 
-What they are is not known here: `celery_ext.policies` writes and reads them.
+This module does not know what they are: `celery_ext.policies` writes and reads them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from kombu_delayed.errors import OptionError
 
 from . import decisions
 
-#: The option of `apply_async` and of `Producer.publish`, and the header that is made of it.
+#: The option of `apply_async` and of `Producer.publish`, and the header that is made from it.
 OPTION, HEADER = "policies", "delayed_policies"
 
-#: Options that nothing would read, as somebody would write them who means a policy.
+#: Options that nothing reads, but that somebody who wants a policy may write.
 STRAY = frozenset(
     {
         *("backoff", "critical", "delayed_policies", "drop_older", "limit", "max_age", "policy"),
@@ -25,7 +25,7 @@ STRAY = frozenset(
     }
 )
 
-#: The properties of most messages, among which no option of ours is.
+#: The properties of most messages, none of which is an option of ours.
 USUAL = frozenset(
     {
         *("body_encoding", "correlation_id", "delivery_info", "delivery_mode", "delivery_tag"),
@@ -37,9 +37,9 @@ _IN_TEXT = re.compile(rf'"{HEADER}": ?("(?:[^"\\]|\\.)*")')
 
 
 def with_policies(message: dict[str, Any], timeout: Any = None) -> dict[str, Any]:
-    """A message with its option as a header. Raises OptionError for what cannot be one.
+    """A message with its option as a header. Raises OptionError if the option is invalid.
 
-    `timeout` is Kombu's, for sending.
+    `timeout` is Kombu's timeout for sending.
     """
     properties = message.get("properties") or {}
     if stray := STRAY.intersection(properties):
@@ -66,7 +66,7 @@ def with_policies(message: dict[str, Any], timeout: Any = None) -> dict[str, Any
 
 
 def written_in(text: str) -> str:
-    """The header in the text of a message, of which no more is parsed; empty: it has none."""
+    """The header in the text of a message, the rest of which is not parsed; empty if none."""
     if HEADER not in text or (found := _IN_TEXT.search(text)) is None:
         return ""
     return str(json.loads(found[1]))

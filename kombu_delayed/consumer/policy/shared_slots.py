@@ -23,57 +23,57 @@ if TYPE_CHECKING:
 
 logger = native.get_logger(__name__)
 
-#: Slots that come back wait so long, for others that do.
+#: Freed slots wait this long, to be sent together with others.
 BACK_SECONDS = 0.003
 
-#: Slots that were taken for a claim are given back if there was none within this time.
+#: Slots that were taken for a claim are given back if there was no claim within this time.
 UNUSED_SECONDS = 0.1
 
-#: A limit whose server cannot be reached is tried again after so long.
+#: A limit whose server cannot be reached is tried again after this time.
 AGAIN_SECONDS = 1.0
 
-#: Calls of the loop are numbered in such steps: those of the keeper's thread come between two.
+#: The numbers of the loop's calls rise by this; those of the keeper's thread come between two.
 STEP = 1_000
 
 
 @dataclass
 class Pool:
-    """What one consumer has of one global limit, by key."""
+    """The slots that one consumer has of one global limit, by key."""
 
     queue: str
-    #: Its numbers, as the gate of the queue that was claimed last has them.
+    #: Its numbers, from the gate of the queue that was claimed from last.
     numbers: str = ""
-    #: Of messages that were claimed and not ended.
+    #: Slots of messages that were claimed and have not ended.
     used: Counter[str] = field(default_factory=Counter)
-    #: For the next claims of a queue's shards, by its name, and since when.
+    #: Slots for the next claims of a queue's shards, by its name, and since when.
     granted: dict[str, Counter[str]] = field(default_factory=dict)
     granted_at: float = 0.0
-    #: For a claim of a shard that is on its way, and of no message that is known here.
+    #: Slots for a shard's claim that is in flight, and of no message that is known here.
     sent: dict[str, Counter[str]] = field(default_factory=dict)
-    #: What messages of queues wait for, as their last claims have said.
+    #: What messages of queues wait for, according to the queues' last claims.
     lacking: dict[str, Sequence[Lack]] = field(default_factory=dict)
-    #: A claim has said so since they were asked for.
+    #: Whether a claim has said so since slots were asked for.
     is_new: bool = False
-    #: Since when fewer slots are needed than the server knows of; inf: no fewer are.
+    #: Since when fewer slots are needed than the server knows of; inf if no fewer are.
     less_since: float = math.inf
     told_at: float = 0.0
     again_at: float = -math.inf
     generation: int = -1
-    #: What the server knows of, and by which call; None: a call is on its way, or was lost.
+    #: The slots the server knows of, and by which call; None: a call is in flight, or was lost.
     known: tuple[int, Counter[str]] | None = None
-    #: What the keeper's thread has taken back since then: the loop is stuck.
+    #: What the keeper's thread has taken back since then, because the loop is stuck.
     taken_back: Counter[str] = field(default_factory=Counter)
 
     @property
     def held(self) -> Counter[str]:
-        """All that may be in use: also by messages of an answer that was lost."""
+        """All slots that may be in use, also by messages of a lost answer."""
         found = Counter(self.used)
         for each in (*tuple(self.granted.values()), *tuple(self.sent.values())):
             found.update(each)
         return +found
 
     def send(self, queue: str, want: int) -> Counter[str]:
-        """The slots for a claim of at most so many messages; 0 of what these lack in vain."""
+        """The slots for a claim of at most `want` messages; 0 of those not granted to them."""
         granted, slots = self.granted.get(queue_of(queue), Counter()), Counter[str]()
         for slot, cost, messages in self.lacking.get(queue, ()):
             slots[slot] = cost * min(want, messages, granted[slot] // cost)
@@ -82,18 +82,18 @@ class Pool:
         return slots
 
     def less(self, now: float) -> None:
-        """Fewer slots are needed from now on."""
+        """Note that fewer slots are needed from now on."""
         self.less_since = min(self.less_since, now)
 
     def failed(self, now: float) -> None:
-        """Nobody knows whether the last call was carried out: it is made again, soon."""
+        """Make the last call again soon, because it is unknown whether it was carried out."""
         self.again_at = now + AGAIN_SECONDS
         self.is_new = True
         self.less(now)
 
 
 class Owner(Protocol):
-    """A consumer's session, as far as it is asked here."""
+    """The part of a consumer's session that is used here."""
 
     lease: Lease
     store: Store
@@ -103,12 +103,12 @@ class Owner(Protocol):
 class SharedSlots:
     """The slots of global limits of one consumer.
 
-    The loop calls all but `ended`, `running` and `tell`, which any thread may, and the calls of
-    the keeper's thread while the loop is stuck.
+    `ended`, `running` and `tell` are safe from any thread, and the keeper's thread has its own
+    calls for while the loop is stuck. Only the loop may call the rest.
     """
 
     def __init__(self) -> None:
-        #: By the names of limits, as slots have them. Empty: nothing here concerns this consumer.
+        #: By the names of limits, as in slots. Empty: this consumer has no global limits.
         self.pools: dict[str, Pool] = {}
         self._of_messages: dict[int, dict[str, int]] = {}
         self._ended: deque[dict[str, int]] = deque()
@@ -117,7 +117,7 @@ class SharedSlots:
     # Claims.
 
     def take(self, queue: str, gate: Gate, want: int) -> str:
-        """Slots for a claim of a queue that is about to be sent, as the script takes them."""
+        """The slots for a claim that is about to be sent, in the form that the script takes."""
         text = ""
         for name, numbers in gate.global_limits.items():
             pool = self._pool(name)
@@ -133,7 +133,7 @@ class SharedSlots:
         return pool
 
     def occupy(self, tag: int, queue: str, slots: dict[str, int]) -> None:
-        """A message was claimed that has slots until its task has ended."""
+        """Note that a message was claimed that has slots until its task has ended."""
         self._of_messages[tag] = slots
         for slot, count in slots.items():
             pool = self._pool(_limit(slot))
@@ -142,9 +142,9 @@ class SharedSlots:
                 pool.sent[queue][slot] -= count
 
     def claimed(self, queue: str, lacking: Sequence[Lack] | None = None) -> None:
-        """A claim has been answered, and messages that it has brought occupy their slots.
+        """Note that a claim was answered, after its messages have occupied their slots.
 
-        `lacking` is what other messages of the queue wait for; None: it is not known.
+        `lacking` is what other messages of the queue wait for; None if it is not known.
         """
         for name, pool in self.pools.items():
             if left := +pool.sent.pop(queue, Counter()):
@@ -152,7 +152,7 @@ class SharedSlots:
                 pool.less(monotonic())
             if lacking is None:
                 continue
-            pool.lacking.pop(queue, None)  # behind the others, whose turn is before its next one
+            pool.lacking.pop(queue, None)  # it goes behind the others, whose turn is next
             if mine := [lack for lack in lacking if _limit(lack.slot) == name]:
                 pool.lacking[queue] = mine
                 pool.is_new = True
@@ -163,7 +163,7 @@ class SharedSlots:
         return any(+pool.granted.get(name, Counter()) for pool in self.pools.values())
 
     def forget_queue(self, queue: str) -> None:
-        """It is not consumed any more."""
+        """Forget a queue that is not consumed any more."""
         for pool in tuple(self.pools.values()):
             pool.lacking.pop(queue, None)
             if pool.granted:
@@ -172,15 +172,15 @@ class SharedSlots:
     # The ends of tasks.
 
     def ended(self, tag: int) -> dict[str, int]:
-        """The slots of a message come back; returns them."""
-        ended = self._ended  # another one if all is forgotten meanwhile
+        """Free the slots of a message; returns them."""
+        ended = self._ended  # replaced if all is forgotten meanwhile
         slots = self._of_messages.pop(tag, None)
         if slots:
             ended.append(slots)
         return slots or {}
 
     def take_over(self, tag: int) -> None:
-        """The same, from the keeper's thread, which tells the servers if the loop is stuck."""
+        """As `ended`, for the keeper's thread, which tells the servers if the loop is stuck."""
         for slot, count in self.ended(tag).items():
             self._pool(_limit(slot)).taken_back[slot] += count
 
@@ -198,25 +198,25 @@ class SharedSlots:
         return [self.pools[_limit(slot)].queue for slot in self._of_messages.get(tag, ())]
 
     def running(self, queue: str) -> list[str]:
-        """What stays of a limit when its consumer leaves, as its server names it."""
+        """The slots of a limit that stay when the consumer leaves, as its server names them."""
         found = [pool for pool in tuple(self.pools.values()) if pool.queue == queue]
         held = [slot for pool in found for slot in pool.used if pool.used[slot] > 0]
         return ["", *held] if held else []
 
     def leave_with(self, tags: Collection[int]) -> None:
-        """The consumer leaves, and of all its messages the tasks of these go on."""
+        """Leave: of all messages of the consumer, only the tasks of those in `tags` go on."""
         for tag in tuple(self._of_messages):
             if tag not in tags:
                 self.ended(tag)
         self._drain(monotonic())
 
     def forget(self) -> None:
-        """All of them belong to others now."""
+        """Forget all slots, because they belong to others now."""
         self._of_messages.clear()
         self._ended = deque()
         self.pools.clear()
 
-    # What is told to the servers of the limits.
+    # Calls to the servers of the limits.
 
     def next_at(self, owner: Owner, room: int) -> float:
         """When `step` has something to do, by the monotonic clock."""
@@ -227,7 +227,7 @@ class SharedSlots:
         wants = room > 0 and bool(pool.lacking)
         if wants and pool.is_new:
             return pool.again_at
-        # Others may wait for them; where more are wanted here, one call does both.
+        # Others may wait for freed slots; if more are wanted here, one call does both.
         at = pool.less_since if wants or owner.runs_here else pool.less_since + BACK_SECONDS
         if pool.granted:
             at = min(at, pool.granted_at + UNUSED_SECONDS)
@@ -239,10 +239,10 @@ class SharedSlots:
     def step(
         self, owner: Owner, room: int, ready: Callable[[str], bool], only: str | None = None
     ) -> None:
-        """Give back what is not needed, and take slots for `room` messages that wait.
+        """Give back slots that are not needed, and take slots for `room` messages that wait.
 
-        `ready` makes a queue of this consumer claim; it returns whether it is one. With `only` it
-        takes slots for no other queue.
+        `ready` has this consumer claim from a queue, and returns whether it does. With `only`,
+        slots are taken for no other queue.
         """
         now, lease = monotonic(), owner.lease
         self._drain(now)
@@ -308,7 +308,7 @@ class SharedSlots:
             again = lambda: self._again(owner, pool)  # noqa: E731
             answer = lease.outlast_data(pool.queue, owner.store, again)
             number = self._number
-            pool.is_new = True  # it has asked for nothing
+            pool.is_new = True  # that call has asked for no slots
         if answer is None:
             lease.lost = True
             return
@@ -330,9 +330,9 @@ class SharedSlots:
         return shared(move(owner.store.run, **given))
 
     def tell_of_taken_back(self, store: Store, consumer: str, lease_ms: int) -> None:
-        """Give back the slots of what `take_over` has taken, by the thread that did it.
+        """Give back the slots that `take_over` has taken, in the thread that called it.
 
-        The loop may go on at any moment. Its next call has a higher number, and says what is true.
+        The loop may go on at any moment. Its next call has a higher number, and is the valid one.
         """
         for pool in tuple(self.pools.values()):
             known, taken = pool.known, pool.taken_back
@@ -356,7 +356,7 @@ class SharedSlots:
             _call_all(store, answer.called if answer else ())
 
     def tell(self, store: Store, consumer: str, lease_ms: int, queue: str = "") -> None:
-        """Say what running tasks have, as the loop claims no more: of all limits, or of one."""
+        """Tell the slots of running tasks, of all limits or of one, as the loop claims no more."""
         self._drain(monotonic())
         for pool in tuple(self.pools.values()):
             if pool.told_at and queue in ("", pool.queue):
@@ -374,7 +374,7 @@ class SharedSlots:
 
 
 def _call_all(store: Store, queues: Sequence[str]) -> None:
-    """Have consumers of these claim; where one is not told, its queue is looked at in a second."""
+    """Have consumers of these queues claim. If one cannot be told, the queue is polled in 1 s."""
     for queue in queues:
         with suppress(*UNREACHABLE):
             GlobalLimits(store).call(queue)

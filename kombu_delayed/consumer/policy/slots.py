@@ -12,24 +12,25 @@ from .shared_slots import SharedSlots
 
 
 class Slots:
-    """A message occupies its slots until it is acked or, if its task says so, until that ends."""
+    """Slots of messages: occupied until the ack or, if the task says so, until the task ends."""
 
     def __init__(self, outbox: Outbox) -> None:
-        #: Tags of messages with slots -> their queues, and the records of those that have some of
-        #: limits of the queue.
+        #: Tag of a message with slots -> its queue, and its record if it has slots of limits of the
+        #: queue.
         self.of_messages: dict[int, tuple[str, bytes]] = {}
-        #: Those of global limits.
+        #: The slots of global limits.
         self.shared = SharedSlots()
-        #: Those of them whose slots are their tasks', which say when they end.
+        #: Tags of messages whose slots belong to their tasks, which say when they end.
         self.of_tasks: set[int] = set()
-        #: How many of `task_ended` have given slots back.
+        #: How many calls of `task_ended` have freed slots.
         self.ends = 0
         self._outbox = outbox
 
     def occupy(self, tag: int, queue: str, record: bytes, shared: dict[str, int]) -> None:
-        """A message was claimed that has slots until it was dealt with.
+        """Note that a message was claimed that has slots until it is done with.
 
-        `record`: with those of limits of its queue, else empty; `shared`: those of global limits.
+        `record` is empty if it has no slots of its queue's limits; `shared` has those of global
+        limits.
         """
         if shared:
             self.shared.occupy(tag, queue, shared)
@@ -37,14 +38,14 @@ class Slots:
             self.of_messages[tag] = queue, record
 
     def keep(self, tag: int) -> bool:
-        """Until `task_ended`, whenever it is acked; returns whether it has slots."""
+        """Keep a message's slots until `task_ended`, even after its ack; False if it has none."""
         if tag not in self.of_messages:
             return False
         self.of_tasks.add(tag)
         return True
 
     def task_ended(self, tag: int) -> bool:
-        """The task of a message has ended; returns whether there are slots to be given back."""
+        """Note that a message's task has ended; returns whether there are slots to give back."""
         if tag not in self.of_tasks or not self.free(tag):
             return False
         self.ends += 1
@@ -53,7 +54,7 @@ class Slots:
     def running(self, queue: str) -> Sequence[int | str]:
         """Tags of messages of a queue whose tasks have not ended and have slots.
 
-        Of a global limit the names of these slots.
+        For a global limit, the names of these slots.
         """
         if is_pool(queue):
             return self.shared.running(queue)
@@ -62,10 +63,7 @@ class Slots:
         return [tag for tag, (where, record) in found.items() if where == queue and record]
 
     def kept(self, queue: str, gate: Gate, but: Collection[int]) -> list[tuple[int, str, str]]:
-        """Tags, ids and slots of messages of a queue that have some of its limits.
-
-        Without those in `but`.
-        """
+        """Tags, ids and slots of a queue's messages that have slots of its limits, except `but`."""
         return [
             (tag, id_in(record), gate.own_slots(record))
             for tag, (where, record) in self.of_messages.copy().items()
@@ -78,7 +76,7 @@ class Slots:
         return {each[0] for each in found if each}
 
     def free(self, tag: int) -> bool:
-        """A message's slots return with the next flush; returns whether it had some."""
+        """Free a message's slots with the next flush; returns whether it had any."""
         queue, record = self.of_messages.pop(tag, (None, b""))
         self.of_tasks.discard(tag)
         if queue is None:
@@ -89,23 +87,23 @@ class Slots:
         return True
 
     def free_unheard(self, queue: str, tags: Iterable[int]) -> None:
-        """What was claimed in an answer that was lost goes back, with slots it may have."""
+        """Free the slots that messages of a lost answer may have, as these go back."""
         for tag in tags:
             self.of_messages.pop(tag, None)
             self.shared.ended(tag)
             self._outbox.freed.append(Freed(queue, tag))
 
     def take_over(self, tag: int) -> bool:
-        """Whoever calls this gives back the slots of a message; returns whether its queue has some.
+        """Let the caller free a message's slots; returns whether it has slots of its queue.
 
-        The keeper's thread calls it, and returns the slots of global limits afterwards.
+        The keeper's thread calls it, and gives back the slots of global limits afterwards.
         """
         self.of_tasks.discard(tag)
         self.shared.take_over(tag)
         return bool(self.of_messages.pop(tag, ("", b""))[1])
 
     def forget(self) -> None:
-        """All of them belong to others now."""
+        """Forget all slots, because they belong to others now."""
         self.of_messages.clear()
         self.of_tasks.clear()
         self.shared.forget()
