@@ -1,1 +1,1 @@
-"""What Kombu sees: the transport, its channels and its event loop."""
+"""The side that Kombu sees: the transport, its channels and its event loop."""

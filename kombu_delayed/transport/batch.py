@@ -20,15 +20,15 @@ from ..store.store import CALL_LIMIT, Entry, Store, chunks
 #: The verb of the command that waits for replicas.
 WAIT = "wait"
 
-#: What is gathered and has so many bytes is sent, however few messages these are.
+#: Gathered messages are sent when they have this many bytes, however few they are.
 BATCH_BYTES = 8_000_000
 
-#: A verb, which is for whoever hears the answer, and a command.
+#: A verb, for the receiver of the answer, and a command.
 Sent = tuple[str, tuple[Any, ...]]
 
 
 class Lane:
-    """One connection of a pipeline. Where it is not redirected it does each command once."""
+    """One connection of a pipeline. Unless it is redirected, it does each command once."""
 
     def __init__(
         self, server: ServerConnection, store: Store, on_answer: Callable[[Sent, Any], None]
@@ -51,7 +51,7 @@ class Lane:
         self.unconfirmed.extend(commands)
 
     def confirm(self, count: int) -> list[Exception]:
-        """Read so many answers; returns the errors among them. Raises connection errors."""
+        """Read `count` answers; returns the errors among them. Raises connection errors."""
         errors: list[Exception] = []
         for _ in range(count):
             sent = self.unconfirmed.popleft()
@@ -88,8 +88,8 @@ class Lane:
 class Pipeline:
     """Sends commands without waiting: the server works on them while the program goes on.
 
-    `on_answer` is called with the verb that a command was sent under and its answer; in order,
-    where there is one server.
+    `on_answer` is called with the verb that a command was sent under and its answer; in order if
+    there is one server.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Pipeline:
     def send(self, commands: list[Sent], waits_for: str = "") -> None:
         """Send commands, each under a verb, and read the answers to what was sent before.
 
-        Replicas have to have what is sent under a verb in `waits_for`.
+        Commands that are sent under a verb in `waits_for` wait for replicas.
         """
         before = {lane: len(lane.unconfirmed) for lane in self._lanes.values()}
         for server, part in self._by_server(commands).items():
@@ -138,7 +138,7 @@ class Pipeline:
 
 
 class Outbox(Pipeline):
-    """Stands in for the batch's pipeline: gathers messages by queue, sends them together."""
+    """Replaces the batch's pipeline: gathers messages by queue, and sends them together."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Outbox(Pipeline):
     ) -> None:
         super().__init__(store, on_answer)
         self._prefix = prefix
-        #: By the first key of a command that schedules.
+        #: First key of a command that schedules -> its queue.
         self._queues: dict[Any, str] = {}
         self.reset()
 
@@ -156,27 +156,27 @@ class Outbox(Pipeline):
         """Forget what was gathered."""
         self._queued: dict[tuple[str, str, int], list[Entry]] = {}
         self._fanout: list[tuple[str, str]] = []
-        #: About how many bytes all of it has.
+        #: The approximate size of all that was gathered.
         self.size_bytes = 0
 
     def schedule(self, queue: str, entry: Entry, expires_ms: int) -> None:
-        """A message with a due time."""
+        """Gather a message with a due time."""
         self.size_bytes += len(entry.message)
         queue = self._store.shards.place(queue, entry.id)
         self._queued.setdefault(("schedule", queue, expires_ms), []).append(entry)
 
     def put(self, queue: str, entry: Entry, expires_ms: int) -> None:
-        """A message for now."""
+        """Gather a message that is ready now."""
         self.size_bytes += len(entry.message)
         queue = self._store.shards.place(queue, entry.id)
         self._queued.setdefault(("publish", queue, expires_ms), []).append(entry)
 
     def publish(self, topic: str, payload: str) -> None:
-        """A fanout message."""
+        """Gather a fanout message."""
         self._fanout.append((self._prefix + topic, payload))
 
     def execute(self) -> None:
-        """Send what was gathered, and see that what was sent before has arrived."""
+        """Send what was gathered, and check that what was sent before has arrived."""
         commands = self._commands()
         self.reset()
         self.send(commands, waits_for="schedule publish")
@@ -207,7 +207,7 @@ if hasattr(stock, "PublishBatch"):
     from kombu.exceptions import BatchPublishError
 
     class PublishBatch(stock.PublishBatch):
-        """Kombu's batch with an outbox for a pipeline."""
+        """Kombu's batch with an outbox as its pipeline."""
 
         def __init__(self, channel: Any, max_size: int) -> None:
             super().__init__(channel, min(max_size, CALL_LIMIT))
@@ -224,7 +224,7 @@ if hasattr(stock, "PublishBatch"):
                 self._confirms = True
 
         def flush(self) -> None:
-            """Send what was gathered; called by the user or at the end, see that all arrived."""
+            """Send what was gathered. Called by the user or at the end, check that all arrived."""
             super().flush()
             if not self._confirms:
                 return

@@ -1,4 +1,4 @@
-"""`delayed+sentinel://`: the master that Sentinels name, and after a failover its successor."""
+"""`delayed+sentinel://`: uses the master that Sentinels name, and after a failover the new one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ..connection.wakeup import WakeConnection
 from ..store.store import Store
 from .channel.channel import Channel
 
-#: A Sentinel that has not answered for so long is passed over.
+#: A Sentinel that does not answer within this time is skipped.
 SENTINEL_SECONDS = 1.0
 
 
 class SentinelStore(Store):
-    """The moves of the messages of whichever server is the master."""
+    """The store on whichever server is the master."""
 
     def hang_up(self) -> None:
         """Close its connections, also those to the Sentinels."""
@@ -48,7 +48,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
     min_other_sentinels: int = 0
     sentinel_kwargs: dict[str, Any] | None = None
 
-    # A master that has vanished closes no connection, so silence has to be short.
+    # A master that has vanished closes no connection, so timeouts have to be short.
     socket_timeout = 5.0
     socket_connect_timeout = 2.0
     health_check_interval = 5
@@ -56,16 +56,16 @@ class SentinelChannel(Channel, stock.SentinelChannel):
     _sentinel_manager: Any = None  # older Kombu has none
 
     def _server(self) -> tuple[Any, ...]:
-        # Of the pool that has been used already: after a failover it is another one.
+        # The address in the pool, which has been used already; a failover changes it.
         address = self.pool.master_address
         return self.master_name, address, self.pool.connection_kwargs["db"]
 
     def hears_over(self, connection: Any) -> bool:
-        """Whether its other end is the master."""
+        """Whether the other end of a connection is the master."""
         return not connection.has_left
 
     def master_changed(self) -> None:
-        """Leave the old master, whatever this channel waits for there; from any thread."""
+        """Leave the old master, whatever this channel waits for there. Safe from any thread."""
         if self.consumer is not None:
             self.consumer.hurry()
         if self.connection is not None:
@@ -89,7 +89,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         parameters: dict[str, Any] = {
             "socket_timeout": SENTINEL_SECONDS,
             "socket_connect_timeout": SENTINEL_SECONDS,
-            "retry": Retry(NoBackoff(), 0),  # the next one is the retry
+            "retry": Retry(NoBackoff(), 0),  # the next Sentinel is the retry
         }
         if where.scheme == "sentinels":
             parameters |= {"ssl": True, **(where.ssl or {})}

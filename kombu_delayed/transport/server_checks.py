@@ -1,4 +1,4 @@
-"""What a server must be to keep delayed messages safe; looked at once when connecting."""
+"""Checks once, when connecting, that a server keeps delayed messages safe."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ logger = get_logger(__name__)
 
 OLDEST = (6, 2)
 
-#: What scripts call with a key to remove something. A user who may use none of these loses nothing
-#: by a script that fails half way.
+#: Commands that scripts call with a key to remove something. A user who may use none of these loses
+#: nothing if a script fails half way.
 REMOVES = (
     *("DEL", "HDEL", "LREM", "RENAME", "RPOP", "UNLINK", "ZREM"),
     *("ZREMRANGEBYRANK", "ZREMRANGEBYSCORE"),
 )
 
-#: What else they call with a key.
+#: Other commands that scripts call with a key.
 OTHERS = (
     *("EXISTS", "EXPIRE", "GET", "HEXISTS", "HGET", "HGETALL", "HINCRBY", "HKEYS", "HLEN", "HMGET"),
     *("HRANDFIELD", "HSCAN", "HSET", "HSETNX", "HVALS", "INCR", "LINDEX", "LLEN", "LPUSH"),
@@ -48,13 +48,13 @@ end
 return denied
 """
 
-#: What suits the servers that this process has looked at, by address.
+#: The partition sizes that suit the servers this process has checked, by address.
 _partition_sizes: dict[Hashable, int] = {}
 
 
 @dataclass(frozen=True)
 class Server:
-    """What was found out: version, eviction policy, role, and the compact size of a sorted set.
+    """The properties of a server: version, eviction policy, role, compact size of a sorted set.
 
     `stops_with_others`: a node of a Cluster that refuses all commands while a slot has no node.
     `mode` is "standalone", "cluster" or "sentinel".
@@ -71,9 +71,9 @@ class Server:
     mode: str = "standalone"
     #: The version of its data, where it has one.
     format: bytes | None = None
-    #: Why it runs no scripts, whoever asks; a Sentinel runs none either.
+    #: Why it runs no scripts for any user; a Sentinel runs none either.
     without_scripts: ServerError | None = None
-    #: Commands of scripts that the user may not use; none where it may remove nothing.
+    #: Commands of scripts that the user may not use; empty if the user may remove nothing.
     denied: tuple[str, ...] = ()
 
 
@@ -164,7 +164,7 @@ def check(
     unsafe_server: bool = False,
     clock_skew_warning_seconds: float = 0,
 ) -> None:
-    """Refuse a server that would lose messages, warn of what may surprise. Raises as `refuse`."""
+    """Refuse a server that would lose messages, and log the `worries`. Raises as `refuse`."""
     refuse(server, mode, unsafe_server)
     for text in worries(server, clock_skew_warning_seconds):
         logger.warning("%s", text)
@@ -173,7 +173,7 @@ def check(
 def refuse(server: Server, mode: str = "", unsafe_server: bool = False) -> None:
     """Refuse a server that would lose messages.
 
-    Raises UrlError where its URL is for servers of another `mode`, if one is given, ServerError, or
+    Raises UrlError if a `mode` is given and the server has another one, ServerError, or
     ReplicaError (a connection error: a failover may be under way).
     """
     _check_mode(server.mode, mode)
@@ -205,12 +205,12 @@ def refuse(server: Server, mode: str = "", unsafe_server: bool = False) -> None:
         )
 
 
-#: What has an expiry and counts; the others are listed in docs/operations.md.
+#: The keys with an expiry that matter; the others are listed in docs/operations.md.
 _EVICTED = " of queues with an expiry, and lifecycle events"
 
 
 def worries(server: Server, clock_skew_seconds: float) -> Iterator[str]:
-    """What may surprise in a server that is not refused. A skew of 0 allows any."""
+    """Warnings about a server that is not refused. With a skew of 0 any skew is allowed."""
     if server.eviction != "noeviction":
         evicted = "" if server.eviction.startswith("allkeys") else _EVICTED
         yield (
@@ -238,7 +238,7 @@ def worries(server: Server, clock_skew_seconds: float) -> Iterator[str]:
 
 
 def looked_at(client: Redis, mode: str, options: Options, format_key: str) -> Server:
-    """A server that was asked and checked. Raises what these raise."""
+    """Inspect and check a server. Raises what `inspect` and `check` raise."""
     found = inspect(client, format_key)
     check(
         found,
@@ -250,7 +250,7 @@ def looked_at(client: Redis, mode: str, options: Options, format_key: str) -> Se
 
 
 def partition_size(server: Hashable, client: Redis, options: Options, format_key: str) -> int:
-    """What suits a single server, or a master, which is looked at once."""
+    """The partition size that suits a single server or a master, which is checked once."""
     if server not in _partition_sizes:
         found = looked_at(client, "standalone", options, format_key)
         _partition_sizes[server] = found.partition_size
@@ -258,11 +258,11 @@ def partition_size(server: Hashable, client: Redis, options: Options, format_key
 
 
 def look_again() -> None:
-    """A server was not ready: look at each before it is used again."""
+    """Have each server checked before it is used again, because one was not ready."""
     _partition_sizes.clear()
 
 
-#: What a broker URL has to look like for a server of a mode.
+#: What is wrong with a broker URL, by the mode of its server, and which URL to use.
 _URLS = {
     "standalone": "it is a single server: use a URL that begins with delayed+redis://",
     "cluster": "it is a node of a Redis Cluster: use a URL that begins with delayed+rediscluster://",
@@ -277,7 +277,7 @@ def _check_mode(mode: str, expected: str) -> None:
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version, as far as they are some."""
+    """The first two numbers of a version, without parts that are not numbers."""
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 

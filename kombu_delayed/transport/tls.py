@@ -1,4 +1,4 @@
-"""TLS connections that soon notice a server that speaks none."""
+"""TLS connections that soon notice a server without TLS."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-#: A server without TLS waits for the end of a command, and says nothing.
+#: The limit for a handshake: a server without TLS waits for the end of a command without a word.
 HANDSHAKE_SECONDS = 3.0
 
 

@@ -39,10 +39,10 @@ class Transport(stock.Transport):
     """Kombu's Redis transport with a backlog."""
 
     Channel = Channel
-    can_parse_url = True  # and so is asked for it
+    can_parse_url = True  # so that Kombu asks it for the URL
 
-    #: Named, so that Kombu goes on trying when a new connection meets the same refusal. What the
-    #: server refuses over the same connection it would try again at once, and for ever.
+    #: Named, so that Kombu keeps trying when a new connection meets the same refusal. There are no
+    #: recoverable channel errors: Kombu would retry a server's refusal at once and forever.
     recoverable_connection_errors = stock.Transport.connection_errors
     recoverable_channel_errors = ()
 
@@ -55,7 +55,7 @@ class Transport(stock.Transport):
             self.Channel = SentinelChannel
         elif urls.scheme_of(client) in urls.CLUSTERS:
             self.Channel = ClusterChannel
-        #: Of a Cluster: what is known of its nodes, and what its masters were found to be.
+        #: For a Cluster: what is known of its nodes, and what was found out about its masters.
         self.cluster: Cluster | None = None
         self.cluster_masters = ClusterMasters()
         self.cycle = Poller()

@@ -1,1 +1,1 @@
-"""What may be decided of a message, the moves that carry it out, and the slots it occupies."""
+"""Decisions about a message, the moves that carry them out, and the slots it occupies."""

@@ -58,7 +58,7 @@ class ConnectingChannel(stock.Channel):
 
     @property
     def rules(self) -> Rules | None:
-        """Who decides of messages that are sent and delivered here; None: nobody."""
+        """The rules for messages that are sent and delivered here; None if there are none."""
         if self._rules is not None or decisions.factory is None:
             return self._rules
         if (found := decisions.rules_of(self.options.policies)) is not None:
@@ -69,7 +69,7 @@ class ConnectingChannel(stock.Channel):
 
     @property
     def patience_seconds(self) -> float:
-        """How long a lost connection is mended here before Kombu is told, and tries another URL."""
+        """How long to retry a lost connection before Kombu is told, and tries another URL."""
         client = self.connection.client
         has_others = len(client.alt) > 1 and urls.scheme_of(client) not in urls.LISTS
         return 0 if has_others else self.options.reconnect_seconds
@@ -109,7 +109,7 @@ class ConnectingChannel(stock.Channel):
         return Replicas(count, int(seconds * 1000)) if count else None
 
     def _client_of(self, pool: Any) -> redis.Redis:
-        # The provider of streamed credentials tells the pools of those clients that name it.
+        # A provider of streamed credentials only tells the pools of clients that name it.
         provider = pool.connection_kwargs.get("credential_provider")
         return redis.Redis(connection_pool=pool, credential_provider=provider)
 
@@ -122,7 +122,7 @@ class ConnectingChannel(stock.Channel):
         key = format_version(self.global_keyprefix)
         return server_checks.partition_size(self._server(), client, self.options, key)
 
-    # What gives up long before a lease has ended.
+    # Connections that give up long before a lease has ended.
 
     def _lease_store(self) -> Store:
         """The store for a lease."""
@@ -140,7 +140,7 @@ class ConnectingChannel(stock.Channel):
     def _be_impatient(self, parameters: dict[str, Any]) -> None:
         limit = self.options.lease_seconds / 4
         for name in ("socket_timeout", "socket_connect_timeout"):
-            if name in parameters:  # a socket of the file system has no limit for connecting
+            if name in parameters:  # a Unix socket has no limit for connecting
                 parameters[name] = min(parameters[name] or limit, limit)
 
     # What Kombu asks for.
@@ -154,7 +154,7 @@ class ConnectingChannel(stock.Channel):
 
     @cached_property
     def client(self) -> Any:
-        """What Kombu looks at the server with; it has no connection of its own."""
+        """The client that Kombu looks at the server with; it has no connection of its own."""
         return self._create_client()
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
@@ -220,7 +220,7 @@ class ConnectingChannel(stock.Channel):
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
-        """A client for Kombu's own commands, whose refusals are told apart as ours are."""
+        """A client for Kombu's own commands, whose errors are translated as ours are."""
         if (store := self.__dict__.get("store")) is not None:
             store.run.lend()
         with self._told_apart(), super().conn_or_acquire(client) as client:
@@ -228,7 +228,7 @@ class ConnectingChannel(stock.Channel):
 
     @contextmanager
     def _told_apart(self) -> Iterator[None]:
-        """Errors with their meaning; a server that is not ready is looked at again."""
+        """Translate errors; have servers checked again if one is not ready."""
         try:
             yield
         except (ResponseError, ServerNotReady) as error:
@@ -250,7 +250,7 @@ class ConnectingChannel(stock.Channel):
 
 
 def check_one_shard(queue: str, count: int, rules: Rules) -> None:
-    """Raise OptionError for a queue with many shards, and policies that hold in one at a time."""
+    """Raise OptionError for a queue with several shards and policies that need a single one."""
     gate = rules.gate(queue) if count > 1 else None
     if gate is not None and gate.is_whole:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""What a channel consumes: queues and their shards, one message by hand, the end of it all."""
+"""The consuming side of a channel: queues and their shards, single messages, and the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 
 
 class ConsumingChannel(ConnectingChannel):
-    """Has a consumer from the first queue on that it consumes or gets a message from."""
+    """Has a consumer as soon as it consumes a queue, or gets a single message from one."""
 
     QoS = QoS
     Message = Message
@@ -74,7 +74,7 @@ class ConsumingChannel(ConnectingChannel):
         )
 
     def _new_wake(self) -> WakeConnection:
-        self._create_client(asynchronous=True)  # has its pool told of new credentials
+        self._create_client(asynchronous=True)  # so that its pool is told of new credentials
         return self.wake_class(
             lambda: self.async_pool.get_connection(),
             lambda queue: self.store.keys(queue).wake,
@@ -97,7 +97,7 @@ class ConsumingChannel(ConnectingChannel):
         super()._after_fork()
 
     def resume(self) -> None:
-        """In a forked child: go on consuming, as a consumer of its own."""
+        """Go on consuming in a forked child, as a consumer of its own."""
         if self._pid == os.getpid():
             return
         had = self.consumer.sources if self.consumer is not None else {}
@@ -126,7 +126,7 @@ class ConsumingChannel(ConnectingChannel):
 
     @property
     def active_queues(self) -> list[str]:
-        """The queues of its consumers, in their order: older Kombu has a set, which has none."""
+        """The queues of its consumers, in their order: older Kombu has an unordered set."""
         fanout = self.active_fanout_queues
         return list(dict.fromkeys(each for each in self._active_queues if each not in fanout))
 
@@ -137,7 +137,7 @@ class ConsumingChannel(ConnectingChannel):
         return shards
 
     def follow_shards(self) -> None:
-        """Consume also the shards over which another process has begun to spread a queue."""
+        """Also consume the shards over which another process has begun to spread a queue."""
         now = monotonic()
         if self.consumer is None or now < self._shards_at:
             return
@@ -145,7 +145,7 @@ class ConsumingChannel(ConnectingChannel):
         with suppress(*UNREACHABLE):
             sources = self.consumer.sources
             spread = [each for each in sources.values() if not is_shard(each.queue)]
-            # Somebody else may have looked just before there were more.
+            # The last look, for something else, may have come just before there were more.
             self.store.shards.look_at_all(source.queue for source in spread)
             for source in spread:
                 shards = self.store.shards.all(source.queue)
@@ -170,7 +170,7 @@ class ConsumingChannel(ConnectingChannel):
         return True
 
     def basic_cancel(self, consumer_tag: str) -> Any:
-        """Consume no more; while `drain_events` waits in another greenlet, when it has ended."""
+        """Stop consuming; if `drain_events` waits in another greenlet, after it has ended."""
         result = super().basic_cancel(consumer_tag)
         if self.connection is not None:
             self.connection.cycle.wake_up()
@@ -215,7 +215,7 @@ class ConsumingChannel(ConnectingChannel):
         return message
 
     def _in_turn(self, queue: str) -> tuple[str, ...]:
-        """The shards of a queue, another one in front each time."""
+        """The shards of a queue, with another one in front each time."""
         shards = self._shards(queue)
         self._shard_turn += 1
         at = self._shard_turn % len(shards)
@@ -230,13 +230,13 @@ class ConsumingChannel(ConnectingChannel):
         self._handlers[queue](payload)
 
     def on_done(self) -> None:
-        """A message was acked or rejected."""
+        """Have acks and rejects sent soon, after a message was acked or rejected."""
         cycle = self.connection and self.connection.cycle
         if cycle is None or not cycle.wake_up():
             self.flush()
 
     def flush(self) -> None:
-        """Tell the server of acks, rejects and slots; what fails stays for the next time."""
+        """Tell the server about acks, rejects and slots; what fails stays for the next time."""
         if self.consumer is None:
             return
         try:
@@ -250,12 +250,12 @@ class ConsumingChannel(ConnectingChannel):
     # The end.
 
     def retire(self) -> None:
-        """Claim no more, and give back at once what its program has not begun. Twice is safe."""
+        """Stop claiming, and give back at once what has not started. Safe to call twice."""
         if self.consumer is not None and self._pid == os.getpid():
             for queue in tuple(self.consumer.sources):
                 self.consumer.remove(queue)
             self.flush()
-            if self.connection is not None:  # a greenlet may do this when it has been closed
+            if self.connection is not None:  # a greenlet may do this after the channel is closed
                 self.connection.cycle.interrupt()
 
     def leave(self) -> None:
@@ -267,7 +267,7 @@ class ConsumingChannel(ConnectingChannel):
             self.handed_out.hang_up()
 
     def _forget_unused(self) -> None:
-        """Of queues that delete themselves, and are empty, nothing stays; their bindings do."""
+        """Remove empty queues that delete themselves; only their bindings stay."""
         for queue in self.auto_delete_queues & self._receivers.keys():
             for shard in self.store.shards.all(queue):
                 self.store.forget_unused(shard)

@@ -1,4 +1,4 @@
-"""Fanout exchanges: what comes over the pub/sub connection of a channel."""
+"""Fanout exchanges, whose messages come over the pub/sub connection of a channel."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ LISTEN_RETRY_SECONDS = 0.2
 
 
 class FanoutChannel(ConnectingChannel):
-    """Subscribes to fanout exchanges as Kombu does, and goes on when the connection was lost."""
+    """Subscribes to fanout exchanges as Kombu does, and again after a lost connection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.subscription = Subscription(self)
         super().__init__(*args, **kwargs)
 
     def hears_over(self, connection: Any) -> bool:
-        """Whether what is sent to a fanout exchange comes over a pub/sub connection."""
+        """Whether messages of fanout exchanges still come over a pub/sub connection."""
         return True
 
     @cached_property
     def subclient(self) -> Any:
-        """The pub/sub client, which waits for nothing."""
+        """The pub/sub client, which does not block."""
         client = super().subclient
         client.parse_response = partial(client.parse_response, block=False)
         return client
@@ -68,7 +68,7 @@ class FanoutChannel(ConnectingChannel):
 
     @staticmethod
     def _pubsub_reauth_handled_by_redis(connection: Any) -> bool:
-        # Only for connections of its own PubSub, and this one was taken from the pool by hand.
+        # redis-py only handles connections of its PubSub; this one was taken from the pool by hand.
         return False
 
 
@@ -78,14 +78,14 @@ class Subscription:
     def __init__(self, channel: FanoutChannel) -> None:
         self._channel = channel
         self.queues: frozenset[str] = frozenset()
-        #: The socket over which it has subscribed: redis-py may open another one by itself.
+        #: The socket over which it has subscribed: redis-py may open another one on its own.
         self._over: Any = None
         self.broken_since: float | None = None
         self.retry_at = -math.inf
 
     @property
     def lasts(self) -> bool:
-        """Whether it is to all of the fanout exchanges, over the present connection."""
+        """Whether it covers all of the fanout exchanges, over the present connection."""
         sock = getattr(self._channel.subclient.connection, "_sock", None)
         is_same = sock is not None and sock is self._over
         return is_same and self.queues == self._channel.active_fanout_queues
@@ -100,7 +100,7 @@ class Subscription:
         )
 
     def keep(self) -> float:
-        """Subscribe again where that was lost; returns when to try again, never if it lasts."""
+        """Subscribe again if necessary; returns when to try again, infinity if it lasts."""
         if monotonic() < self.retry_at:
             return self.retry_at
         try:
@@ -143,13 +143,13 @@ class Subscription:
             return self._channel._receive()
         except UNREACHABLE as error:
             if self._channel._in_listen and _is_open(self._channel.subclient.connection):
-                raise  # not the connection's: the program's own
+                raise  # it is the program's own error, not the connection's
             self._broken(error)
             return False
 
 
 def _is_open(connection: Any) -> bool:
-    """Whether the server has not closed a connection."""
+    """Whether a connection is open, and the server has not closed it."""
     if connection is None or connection._sock is None:
         return False
     try:

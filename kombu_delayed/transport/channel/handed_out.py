@@ -1,4 +1,4 @@
-"""What a program says, and asks, of messages that it was handed out and has not acked."""
+"""How a program deals with messages that were handed out to it and that it has not acked."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class HandedOut:
         self._lock = threading.RLock()
 
     def waits(self, tag: int, *on_return: Callable[[], Any]) -> bool:
-        """Its program calls `begins` before it begins on a message; until then it may go back.
+        """Say that its program calls `begins` before it starts a message, which may go back before.
 
-        What is to be called then may be given; in any thread. Returns whether it is to call
-        `has_ended` when it has ended, whenever the message is acked.
+        If it goes back, `on_return` is called, in any thread. Returns whether the program has to
+        call `has_ended` when its work has ended, even if the message is acked earlier.
         """
         channel, qos = self._channel, self._channel.qos
         if not self.is_for_good(tag):
@@ -39,21 +39,21 @@ class HandedOut:
         return has_slots
 
     def is_for_good(self, tag: int) -> bool:
-        """Whether the message that is handed over was taken for good: by fanout, or without acks.
+        """Whether a message was taken for good when it was handed over: by fanout, or without acks.
 
-        It cannot go back: its program need not ask whether it `begins`.
+        It cannot go back, so its program need not ask whether it `begins`.
         """
         return self._channel.qos.reserved.is_for_good(tag)
 
     def begins(self, tag: int) -> bool:
-        """Whether its program may begin on a message that `waits`; from any thread.
+        """Whether its program may begin on a message that `waits`. Safe from any thread.
 
-        False: it has gone back to its queue, or the lease has ended.
+        False if it has gone back to its queue, or the lease has ended.
         """
         return self._channel.qos.reserved.begin(tag) and self.holds(tag)
 
     def has_ended(self, tag: int) -> None:
-        """What its program did with a message has ended; from any thread. Twice is safe."""
+        """Say that the work on a message has ended. Safe from any thread, and to call twice."""
         channel = self._channel
         if channel.qos.slots.task_ended(tag):
             remaining = channel.consumer and channel.consumer.remaining
@@ -63,21 +63,21 @@ class HandedOut:
                 channel.on_done()
 
     def hold(self, held: Held) -> None:
-        """A task holds its unique key for some time, or has ended; from any thread."""
+        """Say that a task holds its unique key for a while, or has ended. Safe from any thread."""
         self._channel.qos.outbox.held.append(held)
         if not held.left_ms:
             self._channel.on_done()
 
     def give_back(self, tags: Iterable[int]) -> None:
-        """Put messages back at once, as what was at work on them was ended. No attempt counts."""
+        """Put messages back at once whose work was stopped. This does not count as an attempt."""
         for tag in tags:
             self._channel.qos.give_back_held(tag)
         self._channel.flush()
 
     def holds(self, tag: int) -> bool:
-        """Whether a message is this consumer's; from any thread.
+        """Whether this consumer still holds a message. Safe from any thread.
 
-        True where the broker cannot be asked, and for what was taken for good.
+        True if the broker cannot be asked, and always on a channel without ack emulation.
         """
         if not self._channel.ack_emulation:
             return True
@@ -89,12 +89,12 @@ class HandedOut:
         try:
             return not lease.may_have_ended(queue) or lease.renew(queue, self.store)
         except UNREACHABLE:
-            # The thread that consumes may have closed the connection, as it has heard of the end.
+            # The thread that consumes may have closed the connection because the lease has ended.
             return not lease.lost and qos.queue_of(tag) is not None
 
     @property
     def store(self) -> Store:
-        """As the lease's; that one's connection is the keeper's alone, whose thread is native."""
+        """A store like the lease's, whose connection only the keeper's native thread may use."""
         with self._lock:
             if self._store is None:
                 self._pool = self._channel._impatient_pool()

@@ -1,4 +1,4 @@
-"""What a channel sends, and the queues that an exchange leads to."""
+"""The sending side of a channel, and the queues that an exchange leads to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PublishingChannel(ConnectingChannel):
         return PublishBatch(self, max_size)
 
     def _offer(self, text: str, queue: str) -> None:
-        """Let the policies of this program hold for a queue until a consumer declares others."""
+        """Put this program's policies of a queue in force until a consumer declares others."""
         if text:
             self.store.policies.offer(self.store.shards.all(queue), text, consumer_id())
         self._offered.add(queue)
@@ -67,20 +67,20 @@ class PublishingChannel(ConnectingChannel):
         try:
             if unique is not None:
                 if kwargs.get("_moves") and unique.conflict in CONFLICTS:
-                    unique = unique._replace(conflict="refuse")  # it is no new task
+                    unique = unique._replace(conflict="refuse")  # it is not a new task
                 self._put_unique(
                     self.store.shards.home(queue, unique.key), entry, unique, expires_ms
                 )
             else:
                 self._put_in_shard(queue, entry, expires_ms)
         except ServerNotReady:
-            server_checks.look_again()  # who reconnects looks at it again, and waits
+            server_checks.look_again()  # reconnecting checks the server again, and waits
             raise
         except ResponseError as error:
             raise _refused(error) from error
 
     def _put_fanout(self, *args: Any, **kwargs: Any) -> None:
-        """As the stock channel. Raises OperationalError for what the server refuses."""
+        """As the stock channel. Raises OperationalError if the server refuses."""
         try:
             super()._put_fanout(*args, **kwargs)
         except ResponseError as error:
@@ -108,7 +108,7 @@ class PublishingChannel(ConnectingChannel):
         return found or self._rebind(exchange, routing_key)
 
     def _rebind(self, exchange: str, routing_key: str) -> list[str]:
-        """The server has lost bindings that this connection has declared: declare them again."""
+        """Declare bindings of this connection again that the server lost; returns their queues."""
         table = self.state.exchanges.get(exchange, {}).get("table", [])
         if not table:
             return []
@@ -125,5 +125,5 @@ class PublishingChannel(ConnectingChannel):
 
 
 def _refused(error: ResponseError) -> Exception:
-    """What Kombu has its callers expect."""
+    """The OperationalError that callers of Kombu expect."""
     return error if isinstance(error, OperationalError) else OperationalError(str(error))

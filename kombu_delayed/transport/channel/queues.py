@@ -12,7 +12,7 @@ from .connecting import ConnectingChannel
 
 
 class QueueChannel(ConnectingChannel):
-    """Declares queues and deletes them. The size of one is what is ready or due in it."""
+    """Declares queues and deletes them. The size of a queue counts messages ready or due."""
 
     def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         if is_shard(queue):

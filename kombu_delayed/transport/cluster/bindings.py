@@ -13,12 +13,12 @@ from ..channel.connecting import ConnectingChannel
 
 logger = get_logger(__name__)
 
-#: A binding that could not be written is tried again after so long.
+#: A binding that could not be written is tried again after this time.
 RETRY_SECONDS = 1.0
 
 
 class ClusterBindings:
-    """Those that a channel declares and reads; what cannot be written now is kept for later."""
+    """The bindings of a channel. Those that cannot be written now are kept for later."""
 
     def __init__(self, channel: ConnectingChannel) -> None:
         self._channel = channel
@@ -29,7 +29,7 @@ class ClusterBindings:
         self._tables: dict[str, list[tuple[str, ...]]] = {}
 
     def member(self, routing_key: str, pattern: str, queue: str) -> str:
-        """A binding as it is in the set of its exchange."""
+        """A binding in the form that it has in the set of its exchange."""
         member: str = self._channel.sep.join([routing_key or "", pattern or "", queue or ""])
         return member
 
@@ -38,7 +38,7 @@ class ClusterBindings:
         self._missing[exchange, member] = queue
         self._write_missing()
         if (exchange, member) in self._missing:
-            # Who declares others goes on with them.
+            # No error, so that the caller goes on with other bindings.
             logger.warning(
                 "Queue %r is bound to exchange %r when its node is back", queue, exchange
             )
@@ -73,7 +73,7 @@ class ClusterBindings:
             run("PEXPIRE", table, channel._binding_ttl(queue))
 
     def drop(self, exchange: str, member: str) -> None:
-        """Bind a queue no more."""
+        """Remove a binding."""
         self._missing.pop((exchange, member), None)
         for key in (bindings, lasting_bindings):
             self._channel.store.run("SREM", key(exchange, self._channel.global_keyprefix), member)

@@ -45,7 +45,7 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
 
     def _new_node_wake(self, node: Node) -> NodeWake:
         parameters = {**self.nodes.parameters, "host": node.host, "port": node.port}
-        # RESP3 has another form for what was not asked for.
+        # RESP3 has another form for pushed messages.
         pool = redis.ConnectionPool(
             **{
                 **parameters,
@@ -74,7 +74,7 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
         self.bindings.declare(exchange, member, queue)
 
     def follow_shards(self) -> None:
-        """As any channel; and bind what could not be bound when it was declared."""
+        """As any channel, and bind what could not be bound when it was declared."""
         super().follow_shards()
         self.bindings.retry()
 
@@ -88,7 +88,7 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
                 self.bindings.write(exchange, member, queue)
 
     def sweep_bindings(self, limit: int = 100) -> int:
-        """Nothing: on a Cluster the server itself drops tables that nobody has refreshed."""
+        """Does nothing: on a Cluster, tables that nobody refreshes expire on the server."""
         return 0
 
     def get_table(self, exchange: str) -> list[tuple[str, ...]]:
@@ -120,14 +120,14 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
             return 0
 
     def after_reply_message_received(self, queue: str) -> None:
-        """Delete the queue of a reply; where its node is down there was none."""
+        """Delete the queue of a reply; if its node is down, there was none."""
         with suppress(*UNREACHABLE):
             super().after_reply_message_received(queue)
 
     _declaring = False
 
     def queue_declare(self, *args: Any, **kwargs: Any) -> Any:
-        """Declare a queue, also one whose node is down: other queues need not wait for it."""
+        """Declare a queue, even if its node is down: other queues need not wait for it."""
         self._declaring = not kwargs.get("passive")
         try:
             return super().queue_declare(*args, **kwargs)

@@ -17,7 +17,7 @@ from ..channel.connecting import ConnectingChannel
 class ClusterConnectingChannel(ConnectingChannel):
     """Connections to each node for commands, and to any one of them for pub/sub."""
 
-    # A node that has vanished closes no connection, so silence has to be short.
+    # A node that has vanished closes no connection, so timeouts have to be short.
     socket_timeout = 5.0
     socket_connect_timeout = 2.0
     health_check_interval = 5
@@ -26,7 +26,7 @@ class ClusterConnectingChannel(ConnectingChannel):
 
     @property
     def cluster(self) -> Cluster:
-        """What all channels of this connection know of the Cluster."""
+        """The state of the Cluster, shared by all channels of this connection."""
         transport = self.connection
         if transport.cluster is None:
             where = urls.address(transport.client)
@@ -49,7 +49,7 @@ class ClusterConnectingChannel(ConnectingChannel):
         return Nodes(self.cluster, self._node_parameters())
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Of connections to whichever node: for pub/sub, and to find out whether one answers."""
+        """For connections to any node: for pub/sub, and to find out whether one answers."""
         parameters = super()._connparams(asynchronous)
         return {**parameters, "connection_class": _to_any(parameters["connection_class"], self)}
 
@@ -75,7 +75,7 @@ class ClusterConnectingChannel(ConnectingChannel):
         super()._after_fork()
 
     def hears_over(self, connection: Any) -> bool:
-        """Whether the node at its other end has not been taken out of the Cluster."""
+        """Whether the node at the other end of a connection is still in the Cluster."""
         return self.cluster.has(Node(connection.host, connection.port))
 
     def _impatient_pool(self) -> Nodes:
@@ -88,7 +88,7 @@ class ClusterConnectingChannel(ConnectingChannel):
 
 
 def _for_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a connection as redis-py's client takes them."""
+    """The parameters of a connection in the form that redis-py's client takes."""
     unknown = ("db", "connection_class", "max_connections", "retry_on_timeout")
     uses_tls = issubclass(parameters["connection_class"], redis.SSLConnection)
     return {
@@ -98,7 +98,7 @@ def _for_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _to_any(connection_class: type, channel: ClusterConnectingChannel) -> type:
-    """A class of connections to whichever master answers, chosen whenever one is opened."""
+    """A class of connections to any master that answers, chosen when a connection is opened."""
 
     class AnyNodeConnection(connection_class):
         _is_connected = False
@@ -111,8 +111,8 @@ def _to_any(connection_class: type, channel: ClusterConnectingChannel) -> type:
 
         def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
             if self._is_connected and not channel.hears_over(self):
-                self.disconnect()  # what is said there nobody else hears
-            if self._sock is None:  # redis-py goes back to where it was
+                self.disconnect()  # messages there reach nobody else
+            if self._sock is None:  # redis-py would go back to the same node
                 self.connect()
             super().send_packed_command(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""What the masters of a Cluster were found to be."""
+"""Checks the masters of a Cluster, and remembers what was found out."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .. import server_checks
 
 logger = get_logger(__name__)
 
-#: The first version with pub/sub channels that have a slot.
+#: The first version with sharded pub/sub, whose channels have slots.
 SHARDED_SINCE = 7
 
 
 class ClusterMasters:
-    """Looks once at each master, for all channels of one connection."""
+    """Checks each master once, for all channels of one connection."""
 
     def __init__(self) -> None:
         #: Node -> its partition size and the first part of its version.
@@ -26,11 +26,11 @@ class ClusterMasters:
 
     @property
     def have_sharded_pubsub(self) -> bool:
-        """Whether none is known to have no pub/sub channels with a slot."""
+        """Whether no master is known to lack sharded pub/sub."""
         return all(version >= SHARDED_SINCE for _, version in self._known.values())
 
     def partition_size(self, nodes: Nodes, options: Options, format_key: str) -> int:
-        """The least of all masters; those that do not answer now are passed over."""
+        """The smallest partition size of all masters; those that do not answer are skipped."""
         sizes: list[int] = []
         failed: Exception | None = None
         for node in nodes.cluster.masters():
@@ -57,7 +57,7 @@ def _look_at(node: Node, nodes: Nodes, options: Options, format_key: str) -> tup
     pool = nodes.pool(node)
     try:
         pool.release(nodes.cluster.reach(node, pool.get_connection))
-        # A node that has another slot than the key says so, and that is no version.
+        # A node without the key's slot answers with a redirection, which is not a version.
         client = redis.Redis(connection_pool=pool)
         found = server_checks.looked_at(client, "cluster", options, format_key)
     finally:

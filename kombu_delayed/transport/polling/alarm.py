@@ -48,7 +48,7 @@ class Alarm:
 
 
 class Timer:
-    """A timer of an event loop, for the first of the times that it is given."""
+    """A timer of an event loop, which fires at the earliest of the times that it is given."""
 
     def __init__(self, loop: Any, on_time: Callable[[], None]) -> None:
         self._loop = loop
@@ -57,7 +57,7 @@ class Timer:
         self._at = math.inf
 
     def set(self, at: float) -> bool:
-        """For a time by the monotonic clock; returns whether it is an earlier one than before."""
+        """Set a time by the monotonic clock; returns whether it is earlier than the one before."""
         if at >= self._at:
             return False
         self.cancel()

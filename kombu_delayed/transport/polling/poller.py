@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: How long messages are handed out before the event loop has its turn.
 HAND_OUT_SECONDS = 0.005
 
-#: A signal for the worker is seen between two polls of its event loop: none lasts longer.
+#: The longest poll of an event loop: a worker only sees a signal between two polls.
 LONGEST_POLL_SECONDS = 0.25
 
 #: `drain_events` without a timeout looks after its connections this often.
@@ -56,14 +56,14 @@ class Poller(MultiChannelPoller):
         self._channels.clear()
 
     def discard(self, channel: Channel) -> None:
-        """Poll for a channel no more."""
+        """Stop polling for a channel."""
         self._channels.discard(channel)
         self.sockets.forget(lambda watch: watch.channel is channel)
 
     def wake_up(self) -> bool:
-        """Something has changed: look after the channels soon.
+        """Look after the channels soon, because something has changed.
 
-        Returns whether that is at the end of this very turn of the event loop, in this thread.
+        Returns whether that happens at the end of this turn of the event loop, in this thread.
         """
         self._due = True
         if threading.get_ident() == self._thread:
@@ -73,12 +73,12 @@ class Poller(MultiChannelPoller):
         return False
 
     def interrupt(self) -> None:
-        """Let the program look around: `drain_events` ends as if its time was over, once."""
+        """Return to the program: `drain_events` ends once as if its time was over."""
         self._interrupted = True
         self.wake_up()
 
     def take_interrupt(self) -> bool:
-        """Whether `drain_events` was interrupted; asking ends that."""
+        """Returns whether `drain_events` was interrupted, and resets that."""
         interrupted, self._interrupted = self._interrupted, False
         return interrupted
 
@@ -88,7 +88,7 @@ class Poller(MultiChannelPoller):
             self.wake_up()
 
     def _watch(self, channel: Channel) -> float:
-        """Poll what a channel waits on; returns when to subscribe again."""
+        """Poll the connections that a channel waits on; returns when to subscribe again."""
         if channel.consumer is not None:
             for part in channel.consumer.parts:
                 self.sockets.watch(channel, part.wake.connection, part.take_token)
@@ -133,13 +133,13 @@ class Poller(MultiChannelPoller):
         self._duties.append(self._loop.call_repeatedly(interval_seconds, duty))
 
     def _look_up(self) -> None:
-        """A timer ends a poll; besides, it shows that the loop goes on."""
+        """Show that the loop goes on. The timer that calls this also ends a poll."""
         for channel in tuple(self._channels):
             if channel.consumer is not None:
                 channel.consumer.progress.stamp()
 
     def _on_timer(self) -> None:
-        # The tick that follows does it: what fails there surfaces, what fails in a timer does not.
+        # The next tick does the work: an error surfaces there, but not in a timer.
         self._due = True
 
     def _on_events(self) -> None:
@@ -150,7 +150,7 @@ class Poller(MultiChannelPoller):
             self.sockets.poll_anew()
 
     def on_tick(self) -> None:
-        """Before the loop polls."""
+        """Serve the channels before the loop polls."""
         self._thread = threading.get_ident()
         if self.sockets.poller.fd not in self._loop.readers:  # it was reset
             self.sockets.join_loop()
@@ -175,7 +175,7 @@ class Poller(MultiChannelPoller):
             has_some = is_over = False
             while not is_over and consumer.hand_out():
                 has_some = True
-                # A task that ran in this very thread has left its ack there, for before the next.
+                # A task that ran in this thread has left its ack there, to go before the next task.
                 is_over = monotonic() >= end or bool(getattr(self._loop, "_ready", None))
             now = monotonic()
             if not has_some and now < at:
@@ -212,7 +212,7 @@ class Poller(MultiChannelPoller):
             refresh()
         if reauth := getattr(self, "maybe_reauth", None):
             reauth()
-        if self._read_all(0):  # however many messages are at hand, what else has come gets its turn
+        if self._read_all(0):  # other input has its turn, however many messages are claimed
             return
         while True:
             next_at = self._step_all()
@@ -222,7 +222,7 @@ class Poller(MultiChannelPoller):
             turn = self._turn % max(len(consumers), 1)
             if any(consumer.hand_out() for consumer in consumers[turn:] + consumers[:turn]):
                 return
-            if claimed:  # and none of it for this program: there may be more
+            if claimed:  # but nothing was handed out: there may be more
                 continue
             wait_seconds = min(end, next_at) - monotonic()
             if self._read_all(min(max(wait_seconds, 0), LONGEST_WAIT_SECONDS)):

@@ -1,4 +1,4 @@
-"""What is polled: the connections on which channels wait, and an alarm."""
+"""The sockets that are polled: connections on which channels wait, and an alarm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVENTS = READ | ERR
 
 
 class Watch(NamedTuple):
-    """What is known of a descriptor that is polled."""
+    """A descriptor that is polled, with its connection."""
 
     channel: Channel
     connection: Any
@@ -29,15 +29,15 @@ class Watch(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection has still this socket, and nobody has closed that."""
+        """Whether the connection still has this socket, and the socket is open."""
         return self.connection._sock is self.socket and self.socket.fileno() >= 0
 
 
 class PollSet:
-    """Polls many descriptors and has one for an event loop, with the interface of Kombu's pollers.
+    """Polls many descriptors, has one for an event loop, and the interface of Kombu's pollers.
 
-    A descriptor that is closed while a forked child has its file open stays in an epoll, and its
-    events with it. The event loop's epoll is there to stay, but one like this can be replaced.
+    A descriptor that is closed while a forked child has its file open stays in an epoll, and so do
+    its events. The event loop's epoll cannot be replaced, but a poll set can.
     """
 
     def __init__(self) -> None:
@@ -51,21 +51,21 @@ class PollSet:
         self._selector.register(fd, selectors.EVENT_READ)
 
     def unregister(self, fd: int) -> None:
-        """Poll a descriptor no more."""
+        """Stop polling a descriptor."""
         with suppress(KeyError):
             self._selector.unregister(fd)
 
     def poll(self, timeout: float | None) -> list[tuple[int, int]]:
-        """Those that are readable, each as (descriptor, flags)."""
+        """The descriptors that are readable, each as (descriptor, flags)."""
         return [(key.fd, events) for key, events in self._selector.select(timeout)]
 
     def close(self) -> None:
-        """Poll nothing any more."""
+        """Stop polling."""
         self._selector.close()
 
 
 class Sockets:
-    """Polls them with one of Kombu's pollers or, in an event loop, with a poll set."""
+    """Polls sockets with one of Kombu's pollers or, in an event loop, with a poll set."""
 
     def __init__(self, poller: Any) -> None:
         self.poller = poller
@@ -98,7 +98,7 @@ class Sockets:
         self.poller.register(fd, EVENTS)
 
     def forget(self, condition: Callable[[Watch], bool]) -> bool:
-        """Poll some connections no more; returns whether there were any."""
+        """Stop polling the connections that meet a condition; returns whether there were any."""
         found = [fd for fd, watch in tuple(self.watched.items()) if condition(watch)]
         for fd in found:
             self._unwatch(fd)
@@ -114,7 +114,7 @@ class Sockets:
             return
 
     def poll_anew(self) -> None:
-        """An event was of nothing that is watched: poll what is, and not what it came from."""
+        """Build a new poller after an event of nothing that is watched, to be rid of its source."""
         self._leave_loop()
         self.poller.close()
         self.poller = poll() if self._loop is None else PollSet()
@@ -124,14 +124,14 @@ class Sockets:
             self.poller.register(fd, EVENTS)
 
     def move_to(self, loop: Any, on_events: Callable[[], None]) -> None:
-        """Have an event loop poll them."""
+        """Have an event loop poll the sockets."""
         self._loop, self._on_events = loop, on_events
         self.poll_anew()
         self.set_alarm()
         self.join_loop()
 
     def join_loop(self) -> None:
-        """Have the event loop poll them, which may have been reset."""
+        """Have the event loop poll the sockets, also after it was reset."""
         self._loop.add_reader(self.poller.fd, self._on_events)
 
     def _leave_loop(self) -> None:
@@ -140,7 +140,7 @@ class Sockets:
             self._loop.remove_reader(self.poller.fd)
 
     def close(self) -> None:
-        """Poll nothing any more."""
+        """Stop polling."""
         self.forget(lambda watch: True)
         self._leave_loop()
         if self.alarm is not None:
