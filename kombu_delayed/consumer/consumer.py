@@ -80,7 +80,7 @@ class Consumer:
             self._part(shard).hold(shard)
 
     def take_back(self) -> list[Unbegun]:
-        """Take the claimed messages that have not started away. Safe from any thread."""
+        """Take away the claimed messages that have not started. Safe from any thread."""
         found = self.session.qos.take_reserved()
         return found + [each for part in tuple(self.parts) for each in part.claims.take_back()]
 

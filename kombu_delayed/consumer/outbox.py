@@ -116,7 +116,7 @@ class Outbox:
 
         With `slots_wait` slots are sent with acks, or at `free_at` if there are none.
         If another thread is flushing, it does this flush, too: a signal handler may have
-        interrupted that thread, and would wait for it.
+        interrupted that thread to wait for this one.
         """
         self._flush_asked = True
         flushing = self._flushing  # replaced when the channel ends

@@ -24,10 +24,10 @@ class Remaining:
     """Keeps the lease of a consumer whose channel is closed for as long as its tasks have slots.
 
     A worker that opens a new channel after a lost connection goes on with the tasks it has started.
-    `running` returns the tags of a queue's messages with such tasks; `tell` tells which slots of a
-    global limit they have. Messages that have not started go back as soon as the broker is reached.
-    In queues without running tasks they go back only until the lease expires: then others reclaim
-    them. Before that, the `outbox` sends the acks and rejects made while the broker was away.
+    `running` returns the tags of a queue's messages with such tasks; `tell` reports their slots of
+    a global limit. Messages that have not started go back as soon as the broker is reached. In
+    queues without running tasks they go back only until the lease expires: then others reclaim
+    them. Before messages go back, the `outbox` sends the acks and rejects that the broker missed.
     """
 
     def __init__(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 #: A program that takes longer over a message runs its tasks in the thread that waits for messages.
 BLOCKING_SECONDS = 0.1
 
-#: A program that was quick this many times in a row does not; after a slow one, so many more times.
+#: A program that was quick this many times in a row does not; after a slow run it takes this many
+#: more.
 QUICK_RUNS, QUICK_AGAIN = 3, 50
 
 #: Before a message that was claimed longer ago is handed out, check whether its queue is paused.

@@ -136,7 +136,7 @@ class QoS(virtual.QoS):
             return False
         return True
 
-    # What its program does with it.
+    # What the program does with a message.
 
     def ack(self, delivery_tag: Any) -> None:
         """Acknowledge a message. One whose body could not be read is buried, not lost."""
@@ -171,10 +171,10 @@ class QoS(virtual.QoS):
         return self._unreadable.pop(tag, None) or because or "rejected"
 
     def failed(self, tag: int) -> None:
-        """Note that the program raised on a message: an attempt, if the program ends by that."""
+        """Note that the program raised on a message: if it ends by that, this was an attempt."""
         self._failed.add(tag)
 
-    # What goes back without it.
+    # Messages that go back without the program.
 
     def give_back(self, queue: str, tags: Iterable[int]) -> None:
         """Return messages that were claimed and not handed out, with the next flush."""

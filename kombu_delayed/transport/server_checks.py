@@ -69,7 +69,7 @@ class Server:
     ahead_seconds: float = 0.0
     stops_with_others: bool = False
     mode: str = "standalone"
-    #: The version of its data, where it has one.
+    #: The version of its data, if it has one.
     format: bytes | None = None
     #: Why it runs no scripts for any user; a Sentinel runs none either.
     without_scripts: ServerError | None = None

@@ -6,7 +6,7 @@ from typing import Any
 
 import redis
 
-#: The limit for a handshake: a server without TLS waits for the end of a command without a word.
+#: The limit for a handshake: a server without TLS silently waits for the end of a command.
 HANDSHAKE_SECONDS = 3.0
 
 

@@ -87,7 +87,7 @@ class Claims:
         self.agenda = Agenda()
 
     def announce(self, queue: str) -> None:
-        """Let others claim from a queue, whose token this consumer took and does not follow."""
+        """Let others claim from a queue whose token this consumer took and does not follow."""
         try:
             if queue in self.unsure:  # only this one: the pending claim may answer for others
                 self.pending.clear()
@@ -241,7 +241,7 @@ class Claims:
         source.moves(now)
 
     def claim_one(self, queue: str, no_ack: bool) -> list[Claimed] | None:
-        """Claim one message without waiting; returns what may be handed out, None if no message."""
+        """Claim one message without waiting; returns what may be handed out, None without any."""
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
         more = True
@@ -365,7 +365,7 @@ class Claims:
     # Messages in answers that were lost with their connection.
 
     def recover_all(self) -> None:
-        """Recover them; those of a moving queue later, and nothing is claimed from it before."""
+        """Recover lost messages; those of a moving queue later, and claim none from it before."""
         if not self.unsure:
             return
         self.pending.clear()  # what its answer has is found anew

@@ -1,4 +1,4 @@
-"""Leases: a consumer keeps its unacked messages for as long as a thread of its process renews."""
+"""Leases: a consumer keeps its unacked messages while a thread of its process renews its lease."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FEW_QUEUES = 50
 #: … for this many leases, so that renewals are rare.
 IDLE_LEASES = 4
 
-#: If the server has this fraction of a lease less than the consumer believes, it renews everything.
+#: If a lease on the server is shorter than believed by this fraction, the consumer renews all.
 DOUBT = 0.2
 
 

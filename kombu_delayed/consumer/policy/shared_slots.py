@@ -356,7 +356,7 @@ class SharedSlots:
             _call_all(store, answer.called if answer else ())
 
     def tell(self, store: Store, consumer: str, lease_ms: int, queue: str = "") -> None:
-        """Tell the slots of running tasks, of all limits or of one, as the loop claims no more."""
+        """Report the slots of running tasks, of all limits or of one, after the loop has ended."""
         self._drain(monotonic())
         for pool in tuple(self.pools.values()):
             if pool.told_at and queue in ("", pool.queue):

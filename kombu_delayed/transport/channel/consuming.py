@@ -170,7 +170,7 @@ class ConsumingChannel(ConnectingChannel):
         return True
 
     def basic_cancel(self, consumer_tag: str) -> Any:
-        """Stop consuming; if `drain_events` waits in another greenlet, after it has ended."""
+        """Stop consuming, after a `drain_events` that waits in another greenlet has ended."""
         result = super().basic_cancel(consumer_tag)
         if self.connection is not None:
             self.connection.cycle.wake_up()

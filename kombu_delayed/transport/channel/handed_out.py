@@ -22,7 +22,7 @@ class HandedOut:
         self._lock = threading.RLock()
 
     def waits(self, tag: int, *on_return: Callable[[], Any]) -> bool:
-        """Say that its program calls `begins` before it starts a message, which may go back before.
+        """Say that the program calls `begins` before a message; until then the message may go back.
 
         If it goes back, `on_return` is called, in any thread. Returns whether the program has to
         call `has_ended` when its work has ended, even if the message is acked earlier.
@@ -94,7 +94,7 @@ class HandedOut:
 
     @property
     def store(self) -> Store:
-        """A store like the lease's, whose connection only the keeper's native thread may use."""
+        """A store of its own: only the keeper's native thread may use the lease's connection."""
         with self._lock:
             if self._store is None:
                 self._pool = self._channel._impatient_pool()

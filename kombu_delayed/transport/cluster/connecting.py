@@ -49,7 +49,7 @@ class ClusterConnectingChannel(ConnectingChannel):
         return Nodes(self.cluster, self._node_parameters())
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """For connections to any node: for pub/sub, and to find out whether one answers."""
+        """The parameters for any node: for pub/sub, and to find out whether one answers."""
         parameters = super()._connparams(asynchronous)
         return {**parameters, "connection_class": _to_any(parameters["connection_class"], self)}
 

@@ -83,7 +83,7 @@ class Poller(MultiChannelPoller):
         return interrupted
 
     def _on_connection_disconnect(self, connection: Any) -> None:
-        """A connection is about to be closed."""
+        """Stop polling a connection that is about to be closed."""
         if self.sockets.forget(lambda watch: watch.connection is connection):
             self.wake_up()
 

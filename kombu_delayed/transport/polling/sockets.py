@@ -34,7 +34,7 @@ class Watch(NamedTuple):
 
 
 class PollSet:
-    """Polls many descriptors, has one for an event loop, and the interface of Kombu's pollers.
+    """Polls many descriptors behind a single one for an event loop, like one of Kombu's pollers.
 
     A descriptor that is closed while a forked child has its file open stays in an epoll, and so do
     its events. The event loop's epoll cannot be replaced, but a poll set can.
@@ -114,7 +114,7 @@ class Sockets:
             return
 
     def poll_anew(self) -> None:
-        """Build a new poller after an event of nothing that is watched, to be rid of its source."""
+        """Replace the poller, to be rid of a descriptor that had an event but is not watched."""
         self._leave_loop()
         self.poller.close()
         self.poller = poll() if self._loop is None else PollSet()
