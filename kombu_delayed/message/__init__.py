@@ -1,1 +1,1 @@
-"""What one message says: its envelope, its wait, its ticket, lengths of time."""
+"""The parts of one message: its envelope, its wait, its ticket; and lengths of time."""

@@ -1,13 +1,13 @@
 """The time that policies see: real time, unless a test has moved it ahead.
 
-Redis holds due times in real time. A first due time (`Wait`) is by this clock.
+Due times in Redis are in real time. A first due time (`Wait`) is in the time of this clock.
 """
 
 from __future__ import annotations
 
 import time
 
-#: How far it is ahead of real time. `kombu_delayed.testing.Clock` sets it.
+#: How far this clock is ahead of real time. `kombu_delayed.testing.Clock` sets it.
 ahead_ms = 0
 
 

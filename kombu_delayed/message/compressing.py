@@ -1,8 +1,8 @@
-"""Records of Celery's tasks, compressed with a dictionary that their queue has.
+"""Compresses records of Celery's tasks with a dictionary of their queue.
 
-A compressed message is text that scripts move as they do any other: its task, id, ETA, retries and
-tenant are in front, where scripts look for them and change them. What is behind has neither quotes
-nor zeros. Records of the backlog are shorter still: see store/lua/include/pack.lua.
+Scripts move a compressed message like any other text: its task, id, ETA, retries and tenant stay in
+front, where scripts read and change them. The compressed rest has neither quotes nor zeros. Records
+of the backlog are shorter still: see store/lua/include/pack.lua.
 
     {"headers": {"lang": "py", "task": "…", "id": "…", "eta": …}, "x-zstd": "…"}
 
@@ -30,7 +30,7 @@ from .packing import (
     unpack,
 )
 
-#: In every compressed message, and in no other one of Kombu's: quotes in its texts are escaped.
+#: In every compressed message, and in no other message of Kombu: quotes in its texts are escaped.
 MARK = b'"x-zstd": "'
 
 _FRONT = r'(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?(?:"ticket": ?"[^"]*", ?)?'
@@ -42,11 +42,11 @@ _TASK = re.compile(
 )
 _TENANT = re.compile(r'"tenant": ?("[^"\\{}]*")')
 _RETRIES = re.compile(r'"group_index": ?[^,"{}]*, ?"retries": ?(\d+)')
-#: These are looked into by scripts.
+#: Scripts read these headers, so a message with one of them is not compressed.
 _UNUSUAL = '"delayed_answer":', '"delayed_until":', '"delayed_unique":'
-#: What scripts put behind a message that was delivered before.
+#: The member that scripts add to the end of a message that was delivered before.
 _DELIVERIES, _LONGEST_DELIVERIES = re.compile(r', ?"deliveries": ?\d+\}$'), 40
-#: In the order in which Celery and Kombu write them.
+#: The parts that depend on the sender, in the order in which Celery and Kombu write them.
 _SENDER = '"eta": "', '"origin": "', '"reply_to": "', '"delivery_tag": "'
 
 _IN_FRONT = re.compile(rb"[^{]?\d*\{" + _FRONT.encode())
@@ -55,7 +55,7 @@ _UTC = re.compile(BEFORE_ETA + b'([^"]*)' + re.escape(BEHIND_UTC) + b'"')
 _ETA = re.compile(rb', "eta": ?(null|"[^"]*")')
 _RETRIED = re.compile(rb'("group_index": ?[^,"{}]*, ?"retries": ?)\d+')
 
-#: Bytes that have a meaning outside of a frame, and how a frame has them.
+#: Bytes with a meaning outside of a frame, and their escapes within a frame.
 _ESCAPES = (b"\1", b"\0011"), (b"\0", b"\0010"), (b'"', b"\0012"), (b"\\", b"\0013")
 _ESCAPED = {escape[1:]: byte for byte, escape in _ESCAPES}
 
@@ -64,13 +64,13 @@ class Unknown(MessageError):
     """A message is compressed with a dictionary that this process does not know."""
 
     def __init__(self, version: bytes) -> None:
-        """With the version of the dictionary."""
+        """`version` is that of the dictionary."""
         self.version = version
         super().__init__(f"the dictionary {version!r} of a compressed message is lost")
 
 
 class Parts(NamedTuple):
-    """A message in parts: its `head` is left readable, the `content` is what is compressed."""
+    """A message in parts: `head` stays readable, `content` is compressed."""
 
     front: str
     task: str
@@ -82,17 +82,17 @@ class Parts(NamedTuple):
 
 _codecs: dict[bytes, zstd.Codec] = {}
 
-#: So many dictionaries a process has at hand.
+#: How many dictionaries a process keeps loaded.
 MOST_CODECS = 256
 
 
 def version_of(dictionary: bytes) -> bytes:
-    """The name of a dictionary."""
+    """The version of a dictionary, a digest of it."""
     return hashlib.sha1(dictionary, usedforsecurity=False).hexdigest()[:8].encode()
 
 
 def learn(dictionary: bytes) -> bytes:
-    """Have a dictionary at hand from now on; returns its version. Raises CompressionError."""
+    """Load a dictionary into this process; returns its version. Raises CompressionError."""
     version = version_of(dictionary)
     if version not in _codecs:
         for oldest in [*_codecs][: max(len(_codecs) + 1 - MOST_CODECS, 0)]:
@@ -102,12 +102,12 @@ def learn(dictionary: bytes) -> bytes:
 
 
 def known(version: bytes) -> zstd.Codec | None:
-    """The codec of a dictionary that is at hand."""
+    """The codec of a loaded dictionary, or None."""
     return _codecs.get(version)
 
 
 def codec(version: bytes) -> zstd.Codec:
-    """The codec of a dictionary. Raises Unknown."""
+    """The codec of a dictionary. Raises Unknown if it is not loaded."""
     try:
         return _codecs[version]
     except KeyError:
@@ -115,7 +115,7 @@ def codec(version: bytes) -> zstd.Codec:
 
 
 def split(id: str, text: str) -> Parts | None:
-    """What a message consists of; None: it is none that is compressed."""
+    """Split a message into its parts; None if it is not one that can be compressed."""
     behind_frame = "}"
     if '"deliveries"' in text[-_LONGEST_DELIVERIES:] and (counted := _DELIVERIES.search(text)):
         text, behind_frame = text[: counted.start()] + "}", counted[0]
@@ -144,14 +144,14 @@ def _decoded(body: str) -> bytes | None:
         raw = a2b_base64(body)
     except ValueError:
         return None
-    # Encoded again it is the same text if its last bytes are, and nothing was passed over.
+    # The body round-trips if its last bytes do and the decoder has skipped nothing.
     last = raw[(len(raw) - 1) // 3 * 3 :]
     is_same = body.endswith(b2a_base64(last, newline=False).decode())
     return raw if is_same and len(body) == (len(raw) + 2) // 3 * 4 else None
 
 
 def _head(before: str, eta: str, behind: str) -> str | None:
-    """What scripts read and change of the headers; None where they would have to search for it."""
+    """The headers that scripts read and change; None if scripts would have to search for them."""
     head = f', "eta": {eta}'
     retries = _RETRIES.search(behind)
     if retries is None:
@@ -162,14 +162,14 @@ def _head(before: str, eta: str, behind: str) -> str | None:
         tenant = _TENANT.search(behind)
         if tenant is None or (before + behind).count('tenant":') > 1:
             return None
-        if '{"' in behind[: tenant.start() + 1]:  # of another object, maybe
+        if '{"' in behind[: tenant.start() + 1]:  # it may belong to another object
             return None
         head += f', "tenant": {tenant[1]}'
     return head
 
 
 def same_of(text: str, head: str) -> str:
-    """What makes a message the same one, whoever has sent it: store/lua/include/marks.lua."""
+    """The text that identifies a message, whoever sent it: see store/lua/include/marks.lua."""
     if '"retries"' in head:
         text = _RETRIES.sub(_as_first, text, count=1)
     parts, at = [], 0
@@ -183,12 +183,12 @@ def same_of(text: str, head: str) -> str:
 
 
 def digest_of(same: str) -> str:
-    """By which two messages are compared of which one is compressed."""
+    """The digest that compares two messages if one of them is compressed."""
     return hashlib.sha1(same.encode(), usedforsecurity=False).hexdigest()[:8]
 
 
 def escaped(frame: bytes) -> bytes:
-    """A frame without the bytes that have a meaning outside of it."""
+    """Escape the bytes of a frame that have a meaning outside of it."""
     for byte, escape in _ESCAPES:
         frame = frame.replace(byte, escape)
     return frame
@@ -197,7 +197,7 @@ def escaped(frame: bytes) -> bytes:
 def compress(
     id: str, front: str, text: str, version: bytes, by: zstd.Codec | None = None
 ) -> str | bytes:
-    """A record as `pack` makes it, compressed if it is that of a task; `by` as for `expand`."""
+    """A record as `pack` makes it, compressed if it is that of a task; `by` as in `expand`."""
     parts = split(id, text)
     if parts is None or len(parts.content) > zstd.LONGEST_BYTES:
         return pack(id, front, text)
@@ -215,10 +215,10 @@ def compress(
 
 
 def expand(text: bytes, by: zstd.Codec | None = None) -> bytes:
-    """A message, or a record with a message, as it was before it was compressed.
+    """Decompress a message, or a record with a message.
 
-    `by` is the codec, if its reader has that at hand. Raises Unknown where its dictionary has to be
-    learnt first, MessageError where it is damaged.
+    `by` is the codec, if the caller has it. Raises Unknown if the dictionary must be loaded first,
+    MessageError if the message is damaged.
     """
     at = text.find(HEADERS)
     behind = text.find(BEFORE_FRAME, at)
@@ -266,7 +266,7 @@ def _unescaped(frame: bytes) -> bytes:
 
 
 def _is_front(text: bytes) -> bool:
-    """Whether this may be in front of a compressed message: most have nothing, or the due time."""
+    """Whether a compressed message may begin like this: most have nothing, or the due time."""
     if text.find(b"{") == len(text) - 1 or (
         text.startswith(b'{"due_ms":', 1) and text.find(b'"', 11) < 0
     ):
@@ -275,9 +275,9 @@ def _is_front(text: bytes) -> bool:
 
 
 def undone(command: Sequence[Any]) -> tuple[list[Any], str]:
-    """A command that sends compressed records, without that; and the version that they need.
+    """A command with its compressed records decompressed, and the version that they needed.
 
-    A record is behind its id and its due time, and the version somewhere before all of them.
+    A record comes after its id and its due time, and the version somewhere before all records.
     """
     parts, version = [*command], ""
     for n, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Lengths of time, rates and sizes: how they are read and shown, everywhere.
+"""Parses and formats lengths of time, rates and sizes, the same everywhere.
 
 A length of time is text such as `90s`, `1h30m`, `1.5h`, `2d`, `1w` or `100ms`, a number of seconds
 (also as text), or a timedelta. A rate is text such as `10/s`, `1k/s`, `300/m` or `1000/2h`.
@@ -29,15 +29,15 @@ _POWERS = {"": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
 
 Bounds = tuple[timedelta, timedelta]
 
-#: As far as a timedelta goes.
+#: The range of a timedelta.
 ANY: Bounds = (timedelta(days=-999_999_999), timedelta(days=999_999_999))
 
-#: What a policy, a timeout or the period of a rate may be.
+#: The range of a policy, a timeout or the period of a rate.
 PERIOD: Bounds = (timedelta(milliseconds=1), timedelta(days=10 * 366))
 
 
 def parse_length(given: Any, within: Bounds = ANY) -> timedelta:
-    """A length of time, also a negative one. Raises ValueError, which begins with the value."""
+    """Parse a length of time, maybe negative. Raises ValueError, which begins with the value."""
     seconds = _seconds(given)
     shortest, longest = (each.total_seconds() for each in within)
     if seconds is not None and shortest <= seconds <= longest:
@@ -64,19 +64,19 @@ def _seconds(given: Any) -> float | None:
 
 
 def has_unit(text: str) -> bool:
-    """Whether text ends as a length of time does that is not a number alone."""
+    """Whether text ends with a unit of time, unlike a number alone."""
     return text.strip().lower().endswith(tuple(_UNITS))
 
 
 def parse_ms(given: Any) -> int:
-    """A length of time within PERIOD, in ms. Raises ValueError as `parse_length`."""
+    """Parse a length of time within PERIOD, in ms. Raises ValueError as `parse_length`."""
     return round(parse_length(given, PERIOD).total_seconds() * 1000)
 
 
 def length_text(seconds: float) -> str:
     """A length of time for people, in its two largest units: `3d 4h`, `12.5s`, `40ms`, `-2m 5s`.
 
-    It is cut, not rounded, so that what is not yet a minute is never shown as one.
+    It is truncated, not rounded, so that less than a minute is never shown as a minute.
     """
     ms = round(abs(seconds) * 1000)
     sign = "-" if seconds < 0 < ms else ""
@@ -86,12 +86,12 @@ def length_text(seconds: float) -> str:
 
 
 def exact_text(ms: int) -> str:
-    """A length of time without loss, as it may be typed: `1h30m`, `0.5s`."""
+    """A length of time without loss, in a form that can be parsed: `1h30m`, `0.5s`."""
     return _joined(_parts(ms), "")
 
 
 def _parts(ms: int) -> list[tuple[float, str]]:
-    """From the largest unit that it has down to seconds, with zeros between."""
+    """The counts from the largest unit that fits down to seconds, including zeros between."""
     parts: list[tuple[float, str]] = []
     for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
         count, ms = divmod(ms, size_ms)
@@ -116,17 +116,17 @@ class Rate(NamedTuple):
 
     @property
     def every_ms(self) -> float:
-        """The time between two."""
+        """The time between two events in ms."""
         return self.period_ms / self.number
 
     @property
     def per_second(self) -> float:
-        """How many there are a second."""
+        """The number per second."""
         return self.number / (self.period_ms / 1000)
 
 
 def parse_rate(given: Any) -> Rate:
-    """A rate above 0; without a time, of a second. Raises ValueError, which names the value."""
+    """Parse a rate above 0, per second by default. Raises ValueError that names the value."""
     found = _RATE.fullmatch(given.strip().replace(",", "")) if isinstance(given, str) else None
     count = float(found[1]) * 1000.0 ** _POWERS[found[2]] if found else 0
     if found is None or not 0 < count < math.inf:
@@ -142,7 +142,7 @@ def _not_a_rate(given: Any) -> str:
 
 
 def parse_size(text: str) -> float:
-    """Bytes: `300`, `300 B`, `2kB` (2,000), `16GiB` (of 2**30). Raises ValueError."""
+    """Parse a size in bytes: `300`, `300 B`, `2kB` (2,000), `16GiB` (2**30). Raises ValueError."""
     found = _SIZE.fullmatch(text.strip().replace(",", ""))
     if found is None:
         raise ValueError(f"{_shown(text)} is not a size: give text such as 300, 2kB or 64KiB")

@@ -1,4 +1,4 @@
-"""The envelope around a message: when it is due, how it is stored, what comes back."""
+"""The envelope around a message: its due time, its stored form, and reading a delivery."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .wait import NO_WAIT, Wait
 
 logger = get_logger(__name__)
 
-#: A delay counts as this one at the most: nine thousand years, which every clock here can add.
+#: The maximum delay, nine thousand years: no clock here overflows when it adds that.
 LONGEST_DELAY_MS = 9_000 * 366 * 86_400_000
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
-#: Kombu's complaint about a message may quote all of it.
+#: Kombu's error about a message may quote all of it, so reasons are truncated.
 REASON_LENGTH = 500
 
-#: How the reason of a dead letter begins whose body its program could not decode.
+#: Prefix of the reason of a dead letter whose body its program could not decode.
 UNREADABLE_BODY = "its body cannot be decoded"
 
-#: What deliver.lua writes in front, also of a message that has such a member of its own.
+#: The member that deliver.lua writes in front, even if the message already has one.
 _PROMOTED = re.compile(rb'\{"due_ms":(-?\d{1,18}),')
 
-#: In the hash of delayed messages: priority step, due time, JSON.
+#: A value of the hash of delayed messages: priority step, due time, JSON.
 _KEPT = re.compile(rb"(.)(\d+)(.*)", re.DOTALL)
 
 Payload = dict[str, Any]
@@ -56,9 +56,9 @@ class Due:
 def due(message: Payload) -> Due | None:
     """When a message is due by its headers `eta` (ISO 8601, naive means UTC) or `x-delay` (ms).
 
-    None: at once. A header that cannot be read counts as absent, with a warning: Celery's own
-    handling answers a bad ETA, and nothing is lost. The retry of a task has the `x-delay` of its
-    first attempt, as Celery copies headers: it counts for that one only.
+    None means at once. A header that cannot be read counts as absent, with a warning: Celery itself
+    handles a bad ETA, and nothing is lost. Celery copies the headers of a task to its retries, so
+    `x-delay` counts for the first attempt only.
     """
     headers = message.get("headers") or {}
     eta, delay = headers.get("eta"), headers.get("x-delay")
@@ -78,25 +78,25 @@ def due(message: Payload) -> Due | None:
 
 
 class Unique(NamedTuple):
-    """The key that no two delayed messages of a queue share, and what becomes of a second one."""
+    """The unique key of a delayed message in its queue, and what happens to a second message."""
 
     key: str
     conflict: str
-    #: Whether it has the key until its task has ended, and not only while it is delayed.
+    #: Whether the message keeps the key until its task has ended, not only while it is delayed.
     until_end: bool = False
 
 
-#: The header that says so, and its value.
+#: The header for `until_end`, and its value.
 UNTIL_HEADER, FINISHED = "delayed_until", "finished"
 
 CONFLICTS = ("refuse", "replace", "debounce")
 
 
 def unique_key(message: Payload) -> Unique | None:
-    """The headers `delayed_unique` and `delayed_conflict`; None: the message is no such one.
+    """The headers `delayed_unique` and `delayed_conflict`; None if the message is not unique.
 
-    A retry has the headers of its first attempt and is not held against others: "retry". Raises
-    OptionError for an unknown conflict.
+    A retry has the headers of its first attempt, but does not conflict with others: "retry". Raises
+    OptionError for an invalid header.
     """
     headers = message.get("headers") or {}
     key = headers.get("delayed_unique")
@@ -118,9 +118,9 @@ def unique_key(message: Payload) -> Unique | None:
 
 
 def eta_to_ms(eta: str | datetime) -> int:
-    """Milliseconds since the epoch, rounded up so that nothing is ever early.
+    """Milliseconds since the epoch, rounded up so that no message is early.
 
-    Raises ValueError where `eta` is not a time, TypeError where it is not even text.
+    Raises ValueError if `eta` is not a time, TypeError if it is not even text.
     """
     moment = eta if isinstance(eta, datetime) else parse_iso8601(eta)
     if moment.tzinfo is None:
@@ -132,14 +132,14 @@ def eta_to_ms(eta: str | datetime) -> int:
 
 
 def parse_iso8601(text: str) -> datetime:
-    """Read ISO 8601: the fast way where it can, the slower full one where it cannot."""
+    """Parse ISO 8601 with the fast parser, or with the slower, complete one if that fails."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
         pass
     try:
         return isoparse(text)
-    except OverflowError:  # the midnight after the last day there is; Celery would not survive it
+    except OverflowError:  # midnight after the last possible day, which would crash Celery
         return datetime.max
 
 
@@ -151,7 +151,7 @@ def _to_delay_ms(delay: Any) -> int:
 
 
 def message_id(message: Payload) -> str:
-    """The task id, or what identifies a message that is not a task, as text that Redis takes."""
+    """The task id, or the id of a message that is not a task, as text that Redis accepts."""
     properties = message.get("properties") or {}
     id = str(
         (message.get("headers") or {}).get("id")
@@ -164,17 +164,18 @@ def message_id(message: Payload) -> str:
 class WaitedHeaders(dict[str, Any]):
     """Headers of a message that has waited in the backlog: `get("eta")` is None.
 
-    Celery's task strategy asks `headers.get("eta")` whether to put the task into its timer and to
-    raise the prefetch count; it need not. The item stays, so that `task.request.eta` shows it.
-    `due_ms` is when the message was due, which policies may have moved; a copy has none.
+    Celery's task strategy calls `headers.get("eta")` to decide whether to put the task into its
+    timer and raise the prefetch count, which is not needed here. The item stays, so that
+    `task.request.eta` shows it. `due_ms` is when the message was due, which policies may have
+    moved; a copy has none.
     """
 
     due_ms: int | None = None
-    #: Since when its queue goes on, where that was paused lately: it is late from then on.
+    #: When a recent pause of the queue ended: lateness counts from then.
     resumed_ms: int = 0
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of any dict, but for `eta`."""
+        """`dict.get`, except for `eta`."""
         return default if key == "eta" else super().get(key, default)
 
     def copy(self) -> WaitedHeaders:
@@ -186,17 +187,17 @@ class WaitedHeaders(dict[str, Any]):
 
 
 def hide_eta(payload: Payload, due_ms: int) -> None:
-    """Keep Celery's timer from what is due already."""
+    """Hide the ETA of a message that is already due from Celery's timer."""
     payload["headers"] = headers = WaitedHeaders(payload["headers"])
     headers.due_ms = due_ms
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """A delivered message: what Kombu gets, and what the transport knows of it.
+    """A delivered message: the payload for Kombu, and the facts that the transport knows.
 
     `due_ms` is None for a message that was never delayed; `deliveries` counts earlier attempts.
-    `wait` is what policies have made of it so far.
+    `wait` is what policies have done with it so far.
     """
 
     id: str
@@ -207,12 +208,12 @@ class Envelope:
 
     @property
     def first_due_ms(self) -> int | None:
-        """When it was due by who sent it, whatever policies have made of that; None: unknown."""
+        """The due time requested by the sender, before any policy moved it; None if unknown."""
         return self.due_ms if self.wait.first_due_ms is None else self.wait.first_due_ms
 
 
 def check_task(payload: Payload) -> None:
-    """Raises MessageError for what would end a Celery worker: no body, no id, no proper name."""
+    """Raise MessageError for what would crash a Celery worker: no body, no id, no valid name."""
     headers = payload["headers"]
     task = headers.get("task")
     if isinstance(task, (list, dict)):
@@ -228,7 +229,7 @@ def check_task(payload: Payload) -> None:
 def open_envelope(text: bytes, tag: int) -> Envelope:
     """Read a message from a ready list and give it the delivery tag of this delivery.
 
-    Raises MessageError where it is not a message of Kombu's.
+    Raises MessageError if it is not a message of Kombu.
     """
     payload = _decode(text)
     due_ms = _whole_number(payload.pop("due_ms")) if "due_ms" in payload else None
@@ -248,12 +249,12 @@ def open_envelope(text: bytes, tag: int) -> Envelope:
 
 
 def _whole_number(value: Any) -> int | None:
-    """What the scripts have written; what others wrote in its place counts for nothing."""
+    """A value that the scripts wrote; None for anything that others wrote in its place."""
     return value if type(value) is int else None
 
 
 class Kept(NamedTuple):
-    """A message as the backlog keeps it."""
+    """A message as stored in the backlog."""
 
     step: int
     due_ms: int
@@ -261,9 +262,9 @@ class Kept(NamedTuple):
 
 
 def open_kept(record: bytes) -> Kept:
-    """Read a value of the hash of delayed messages. Raises MessageError where it is none."""
+    """Read a value of the hash of delayed messages. Raises MessageError if it is not one."""
     brace = record.find(b"{")
-    if brace > 1 and (due_ms := record[1:brace]).isdigit():  # as good as always
+    if brace > 1 and (due_ms := record[1:brace]).isdigit():  # nearly always
         return Kept(record[0] - 48, int(due_ms), record[brace:])
     parts = _KEPT.fullmatch(record)
     if parts is None:
@@ -291,7 +292,7 @@ def _decode(text: bytes) -> Payload:
 
 
 def step_char(step: int) -> str:
-    """A priority step as the one character that stands in front of a stored message."""
+    """A priority step as the one character in front of a stored message."""
     return chr(48 + step)
 
 
@@ -308,10 +309,10 @@ class Entry(NamedTuple):
 
     @property
     def record(self) -> str:
-        """The form in which Redis keeps it, but in the backlog."""
+        """The stored form of the message outside of the backlog."""
         return step_char(self.step) + self.message
 
     @property
     def front(self) -> str:
-        """What is in front of it in the backlog, as far as its due time is known."""
+        """The front of the record in the backlog: the step, and the due time if it is known."""
         return step_char(self.step) + ("" if self.due.startswith("+") else self.due)

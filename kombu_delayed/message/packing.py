@@ -1,6 +1,6 @@
-"""Records of Celery's tasks without what all of these have in common.
+"""Packs records of Celery's tasks: leaves out the text that all of them have in common.
 
-The form is described in store/lua/include/pack.lua, which does the same in scripts.
+store/lua/include/pack.lua describes the form and does the same in scripts.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-#: Behind the arguments, in base64; by the last letters.
+#: The end of a body after the arguments, in base64, by its last letters.
 _BODY_ENDS = {
     "XQ==": (
         "a",
@@ -35,19 +35,19 @@ _BEHIND_ETA = (
     '"timelimit": [null, null], "root_id": "'
 )
 _NO_STAMPS = ', "replaced_task_nesting": 0, "stamped_headers": null, "stamps": {}'
-#: A longer one cannot be a part of a packed record.
+#: The maximum length of a part of a packed record.
 LONGEST_PART = 65_535
 
-#: The first of the three letters in a record that is compressed.
+#: The first of the three letters in a compressed record.
 COMPRESSED = b"z"
 
-#: In a compressed message: in front of its task, and of the version, digest and frame.
+#: The texts of a compressed message before its task, and before version, digest and frame.
 HEADERS, BEFORE_FRAME = b'"headers": {"lang": "py", "task": "', b'}, "x-zstd": "'
 
-#: In front of the ETA of such a record, and behind it, where it is in UTC: not stored.
+#: The texts before and after the ETA of such a record if it is in UTC. They are not stored.
 BEFORE_ETA, BEHIND_UTC = b', "eta": "', b"+00:00"
 
-#: Step, due time, and what shows that a record is packed.
+#: The maximum length of step, due time, and the mark of a packed record.
 _LONGEST_FRONT = 20
 
 _FLAGS = {flag[0]: flag + _NO_STAMPS for flag in ("false", "null", "true")}
@@ -64,7 +64,7 @@ def whole(id: str, front: str, text: str) -> str:
 
 
 def pack(id: str, front: str, text: str) -> str | bytes:
-    """A record: its `front`, and the JSON `text`, packed if it is that of a task with this id."""
+    """A record of its `front` and the JSON `text`, packed if that is of a task with this id."""
     body, _, rest = text.partition(_BEHIND_BODY)
     task, _, rest = rest.partition(f'", "id": "{id}", "shadow": null, "eta": ')
     eta, _, rest = rest.partition(', "argsrepr": "')
@@ -94,13 +94,13 @@ def pack(id: str, front: str, text: str) -> str | bytes:
 
 
 def without_end(body: str) -> tuple[str, str]:
-    """The letter for what is behind the arguments, and a body in base64 without that."""
+    """The letter for the end of a body after the arguments, and the body without that end."""
     form, end = _BODY_ENDS.get(body[-4:], ("-", ""))
     return (form, body[: len(body) - len(end)]) if body.endswith(end) else ("-", body)
 
 
 def length(text: str) -> str:
-    """In two letters. Raises OverflowError for a text that is too long to be a part."""
+    """The length of a part in two letters. Raises OverflowError if it is too long."""
     return _two_letters(len(text))
 
 
@@ -110,9 +110,9 @@ def _two_letters(number: int) -> str:
 
 
 class Glance(NamedTuple):
-    """What is known of a packed record that is not unpacked.
+    """The facts that a packed record shows without unpacking.
 
-    `version` is that of the dictionary, of one that is compressed.
+    `version` is that of the dictionary; empty if the record is not compressed.
     """
 
     step: int
@@ -122,7 +122,7 @@ class Glance(NamedTuple):
 
 
 def glance(record: bytes) -> Glance | None:
-    """Look at a record of the backlog; None: it is not packed, or a policy lets it wait."""
+    """Look at a record of the backlog; None if it is not packed, or has a wait."""
     at = record.find(b"\1", 2, _LONGEST_FRONT)
     if at < 0 or not (due_ms := record[1:at]).isdigit() or b'"wait"' in record:
         return None
@@ -137,7 +137,7 @@ def glance(record: bytes) -> Glance | None:
 
 
 def unpack(field: str | bytes, record: bytes) -> bytes:
-    """A record as it was before it was packed, if it is; `field` is its name in the hash."""
+    """Unpack a record if it is packed; `field` is its name in the hash."""
     at = record.find(b"\1", 1, _LONGEST_FRONT)
     if at < 0 or (at > 1 and not record[1:at].isdigit()) or len(record) < at + 4:
         return record
@@ -157,7 +157,7 @@ def unpack(field: str | bytes, record: bytes) -> bytes:
             head = BEFORE_ETA + head.replace(b'"', BEHIND_UTC + b'"', 1)
         return _WHOLE_COMPRESSED % (start, before, task, id, head, frame, record[end:])
     task, flags, eta, kwargs, origin, reply, route, args, body = parts
-    # Joined, which takes two thirds of the time of `%`.
+    # `join` takes two thirds of the time of `%`.
     return b"".join(
         (
             start,
@@ -193,7 +193,7 @@ def unpack(field: str | bytes, record: bytes) -> bytes:
 
 
 def parts_in(record: bytes, at: int, count: int) -> tuple[list[bytes], int]:
-    """So many parts behind their lengths, and where they end. Raises IndexError: it ends early."""
+    """Read `count` parts after their lengths, and where they end. Raises IndexError if cut off."""
     parts = []
     for _ in range(count):
         end = at + 2 + (record[at] << 8 | record[at + 1])

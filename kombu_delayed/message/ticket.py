@@ -1,7 +1,7 @@
-"""What a message needs to know to wait for its turn and for room within limits: its ticket.
+"""The ticket of a message, with which it waits for its turn and for capacity within limits.
 
-It is a member in front of the message's JSON, behind `due_ms` and `wait`, of characters that need
-no escapes: scripts read it without parsing.
+It is a member at the front of the message's JSON, after `due_ms` and `wait`. Its characters need no
+escapes, so that scripts read it without parsing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _FRONT = rb'\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?'
 _TICKET = re.compile(_FRONT + rb'"ticket": ?"[^"|]*\|([^"|]*)\|[^"|]*\|([^"]*)"')
 _PLACE = re.compile(r"^(" + _FRONT.decode() + r')(?:"ticket": ?"[^"]*", ?)?')
 
-#: Longer keys are known by a digest.
+#: Longer keys are replaced by a digest.
 KEY_LENGTH = 100
 
-#: Messages that are due in one millisecond are ordered by numbers below this one.
+#: Messages that are due in the same millisecond are ordered by numbers below this one.
 PLACES = 4096
 
 
 @dataclass(frozen=True)
 class Use:
-    """Room that a message takes within a limit: of a key, and how much. `passes`: it needs none."""
+    """The `cost` of a message within a limit, for a key. With `passes` it needs no capacity."""
 
     limit: str
     key: str = ""
@@ -35,16 +35,16 @@ class Use:
 
     @property
     def text(self) -> str:
-        """As a ticket has it."""
+        """The form in a ticket."""
         return f"{'!' if self.passes else ''}{slot_name(self.limit, self.key)}*{self.cost}"
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """Whose turn it is with: messages with one `key` share turns, by `weight` (above 0).
+    """The turn of a message: messages with the same `key` share turns, by `weight` (above 0).
 
-    Of the messages of a key those of the lowest `rank` go first, then who is due first, then those
-    with the lowest `place`; None: as they came.
+    Among the messages of a key, the lowest `rank` goes first, then the earliest due time, then the
+    lowest `place`. A `place` of None keeps the order of arrival.
     """
 
     key: str = ""
@@ -54,7 +54,7 @@ class Ticket:
     uses: tuple[Use, ...] = ()
 
     def text(self, version: str, id: str) -> str:
-        """The member's value, for the message with an id."""
+        """The value of the member, for the message with this id."""
         place = "" if self.place is None else str(min(max(self.place, 0), PLACES - 1))
         weight = f"{self.weight:.6f}".rstrip("0").rstrip(".")
         lane = "|".join([f"{self.rank}|{plain(self.key)}*{weight}", *(u.text for u in self.uses)])
@@ -63,11 +63,12 @@ class Ticket:
 
 @dataclass(frozen=True)
 class LimitNumbers:
-    """How much there is of a limit for each key.
+    """The capacity of a limit for each key.
 
-    `slots` may be in use at once (0: any number; -1: any number, and they are counted). A token
-    comes every `every_ms` (0: without end), and at most `burst` are kept. What is not late by more
-    than `after_ms` needs no token. A limit that `is_global` holds over all queues that name it.
+    At most `slots` may be in use at once (0: any number; -1: any number, but counted). A token
+    comes every `every_ms` (0: unlimited tokens), and at most `burst` are kept. A message that is
+    not more than `after_ms` late needs no token. A limit that `is_global` applies across all queues
+    that name it.
     """
 
     name: str
@@ -80,9 +81,9 @@ class LimitNumbers:
 
 @dataclass(frozen=True)
 class Gate:
-    """By what the messages of a queue leave it, for those whose tickets have this version.
+    """The limits of a queue's gate, for messages whose tickets have this version.
 
-    Only a queue with one shard may have one that `is_whole`.
+    Only a queue with one shard may have a gate that `is_whole`.
     """
 
     version: str
@@ -91,22 +92,22 @@ class Gate:
 
     @cached_property
     def numbers(self) -> str:
-        """Its limits as deliver_gated.lua takes them."""
+        """The limits in the form that deliver_gated.lua takes."""
         return "".join(map(_numbers, self.limits))
 
     @cached_property
     def has_slots(self) -> bool:
-        """Whether messages that are handed out may have slots of its queue to be given back."""
+        """Whether delivered messages may have slots of the queue, which must be released."""
         return any(each.slots and not each.is_global for each in self.limits)
 
     @cached_property
     def has_rates(self) -> bool:
-        """Whether messages that are handed out may have taken tokens."""
+        """Whether delivered messages may have taken tokens."""
         return any(each.every_ms for each in self.limits)
 
     @cached_property
     def global_limits(self) -> dict[str, str]:
-        """Global limits by their names in slots, each as share.lua takes it."""
+        """The global limits by their names in slots, each in the form that share.lua takes."""
         found = (each for each in self.limits if each.is_global)
         return {plain(each.name): _numbers(replace(each, is_global=False)) for each in found}
 
@@ -118,7 +119,7 @@ class Gate:
         return {name: slots[name] for name in slots if name.partition(":")[0] in self.global_limits}
 
     def own_slots(self, record: bytes) -> str:
-        """The slots of limits of its queue that a message takes, as the server has them."""
+        """The slots of the queue's own limits that a message takes, in the form of the server."""
         counted = {plain(each.name) for each in self.limits if each.slots and not each.is_global}
         slots = slots_in(record)
         own = (name for name in slots if name.partition(":")[0] in counted)
@@ -133,27 +134,27 @@ class Gate:
         return re.compile(_FRONT + rb'"ticket": ?"' + re.escape(self.version.encode()) + rb"\|")
 
 
-#: For a queue that has no policies any more.
+#: The gate of a queue that no longer has policies.
 OPEN_GATE = Gate("")
 
 
 def version_of(declared: Iterable[str]) -> str:
-    """What tickets are valid for that were made by the same declarations."""
+    """The version of the tickets that these declarations make."""
     return hashlib.sha1("\n".join(declared).encode()).hexdigest()[:10]
 
 
 def slot_name(limit: str, key: str = "") -> str:
-    """What slots of a limit and a key are called."""
+    """The name of the slots of a limit and a key."""
     return f"{plain(limit)}:{plain(key)}"
 
 
 def lane_in(kept: bytes) -> str:
-    """What a delayed message's record has in common with those that it waits in line with."""
+    """The lane in the record of a delayed message, or ""."""
     return _ticket_in(kept)[1]
 
 
 def id_in(record: bytes) -> str:
-    """The id of a message with a ticket, as that has it."""
+    """The id in the ticket of a message, as it is quoted there."""
     return _ticket_in(record)[0]
 
 
@@ -163,13 +164,13 @@ def _ticket_in(record: bytes) -> tuple[str, str]:
 
 
 def slots_in(record: bytes) -> dict[str, int]:
-    """What a message with such a record takes of limits, as slots are called."""
+    """The costs of a message within its limits, by the names of slots."""
     uses = (use.lstrip("!").rpartition("*") for use in lane_in(record).split("|")[2:])
     return {name: int(cost) for name, _, cost in uses}
 
 
 def reason_of(limit: str) -> str:
-    """Why what waits for a limit, as slots name it, does not run; empty: it waits for its turn."""
+    """Why a message waits: for a limit, given as in slots, or for its turn if that is empty."""
     if not limit:
         return "waits for its turn"
     name, _, key = limit.partition(":")
@@ -177,7 +178,7 @@ def reason_of(limit: str) -> str:
 
 
 def put_ticket(message: str, ticket: str) -> str:
-    """The text of a message with this ticket instead of any other."""
+    """The text of a message with this ticket, which replaces any other."""
     return _PLACE.sub(lambda front: f'{front[1]}"ticket":"{ticket}",', message.lstrip(), count=1)
 
 
@@ -188,7 +189,7 @@ def _numbers(limit: LimitNumbers) -> str:
 
 
 def plain(key: str) -> str:
-    """A name or a key as slots and lanes have it."""
+    """A name or a key in the form of slots and lanes."""
     text = quote(key, safe="", errors="backslashreplace")
     if len(text) <= KEY_LENGTH:
         return text

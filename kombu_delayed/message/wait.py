@@ -1,7 +1,7 @@
-"""What a message remembers of its wait: since when, why, and what has been decided before.
+"""The part of a message that records its wait: since when, why, and earlier decisions.
 
-It is the first member of the message's JSON, behind `due_ms` where it has been promoted, and has no
-brace inside: scripts put it there and take it away without parsing.
+It is the first member of the message's JSON, or the second after `due_ms` in a promoted message. It
+has no brace inside, so that scripts add and remove it without parsing.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 _WAIT = re.compile(rb'\{(?:"due_ms": ?-?\d+, ?)?"wait": ?(\{[^}]*\})')
 _IN_FRONT = re.compile(r'^\{(?:"due_ms": ?-?\d+, ?)?(?:"wait": ?\{[^}]*\}, ?)?')
 
-#: What is kept of a reason.
+#: Longer reasons are truncated.
 REASON_LENGTH = 300
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Why a message waits longer than until it was first due (ms since the epoch; None: unknown).
+    """Why a message waits beyond its first due time (ms since the epoch; None: unknown).
 
-    `marks` are what policies have done with it once and need not do again; `errors` counts how
-    often one of them has failed on it.
+    `marks` records what policies have done once and need not repeat. `errors` counts how often a
+    policy has failed on the message.
     """
 
     first_due_ms: int | None = None
@@ -45,7 +45,7 @@ class Wait:
 
     @classmethod
     def of(cls, content: Any) -> Wait:
-        """Read the member's value; what others wrote there counts for nothing."""
+        """Read the value of the member; values of other types, from other writers, are ignored."""
         if not isinstance(content, dict):
             return NO_WAIT
         first, marks = content.get("first_due_ms"), content.get("marks")
@@ -59,7 +59,7 @@ class Wait:
 
     @classmethod
     def in_message(cls, message: bytes) -> Wait:
-        """Read it from the text of a message, of which no more is parsed."""
+        """Read it from the text of a message. Nothing else of the text is parsed."""
         found = _WAIT.match(message)
         if found is None:
             return NO_WAIT
@@ -69,7 +69,7 @@ class Wait:
             return NO_WAIT
 
     def put_into(self, message: str) -> str:
-        """The message with this as its wait, and as one that has not been promoted."""
+        """The message with this wait, and without the due time of a promotion."""
         return "{" + self.member + "," + _IN_FRONT.sub("", message.lstrip(), count=1)
 
 

@@ -1,4 +1,4 @@
-"""Zstandard with a dictionary: Python's own from 3.14 on, the package `zstandard` before."""
+"""Zstandard with a dictionary: Python's own from 3.14, the package `zstandard` before."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from ..errors import CompressionError, MessageError
 
-#: All frames begin so: it is left out of what is stored.
+#: The beginning of all frames, which is not stored.
 _MAGIC = b"\x28\xb5\x2f\xfd"
 
-#: How thoroughly to look for what repeats. Higher ones save a few bytes and take many times longer.
+#: The compression level. Higher levels save a few bytes and take many times longer.
 _LEVEL = 3
 
 DICTIONARY_BYTES = 16_384
 
-#: Of so many bytes are the parts of messages that a dictionary consists of.
+#: The length in bytes of the parts of messages that a dictionary consists of.
 SHORTEST_PART, LONGEST_PART = 200, 2_000
 
-#: What cannot be longer than this is not trusted to be a message.
+#: Content longer than this is not accepted as a message.
 LONGEST_BYTES = 64 * 2**20
 
-#: From here on the first byte of a frame says that its content may be longer than 65 kB.
+#: If the first byte of a frame is at least this, its content may be longer than 65 kB.
 _LONG = 0x80
 
 
@@ -50,11 +50,11 @@ def _library() -> Any:
 
 
 def train(samples: Sequence[bytes]) -> bytes:
-    """A dictionary of what these have in common. Raises CompressionError without the extra."""
+    """Train a dictionary on samples. Raises CompressionError without the extra."""
     library = _library()
     if sys.version_info >= (3, 14):
         return bytes(library.train_dict(samples, DICTIONARY_BYTES).dict_content)
-    # Parts as long as a message do best, and need one pass: to search for the best takes five.
+    # Parts as long as a message do best. To fix the length takes one pass, to search for it five.
     length = sum(map(len, samples)) // len(samples)
     part = min(max(length, SHORTEST_PART), LONGEST_PART)
     return bytes(library.train_dictionary(DICTIONARY_BYTES, samples, k=part, d=8).as_bytes())
@@ -65,14 +65,14 @@ class Codec:
 
     def __init__(self, dictionary: bytes) -> None:
         self.dictionary = dictionary
-        # One is used by one thread at a time; taking it out of a list needs no lock, so that
-        # nothing is held when a process forks.
+        # Each is used by one thread at a time. Taking one from a list needs no lock, so that no
+        # lock is held when a process forks.
         self._compressors: list[Callable[[bytes], bytes]] = []
         self._decompressors: list[Callable[[bytes], bytes]] = []
         self._new_compressor, self._new_decompressor = _makers(dictionary)
 
     def compress(self, content: bytes) -> bytes:
-        """One frame, without what all frames begin with."""
+        """Compress into one frame, without the beginning that all frames share."""
         try:
             use = self._compressors.pop()
         except IndexError:
@@ -82,14 +82,14 @@ class Codec:
         return frame[len(_MAGIC) :]
 
     def decompress(self, frame: bytes) -> bytes:
-        """What was compressed. Raises MessageError for what is not a frame of ours."""
+        """Decompress a frame. Raises MessageError if it is not one of ours."""
         try:
             use = self._decompressors.pop()
         except IndexError:
             use = self._new_decompressor()
         try:
             content = use(_MAGIC + frame)
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # each library has its own errors
             raise MessageError(f"the compressed message is damaged: {error}") from error
         self._decompressors.append(use)
         return content
@@ -135,7 +135,7 @@ def _standard_makers(
     }
 
     def new_compressor() -> Callable[[bytes], bytes]:
-        # One that is used again takes a twentieth of the time of `compress` in the module.
+        # Reusing a compressor takes a twentieth of the time of the module's `compress`.
         used = library.ZstdCompressor(options=options, zstd_dict=shared)
 
         def compress(content: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Whether there is something to claim, told to consumers; and what a claim has answered."""
+"""Checks and announces that there is something to claim, and describes the answer of a claim."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .global_limits import Lack
 class Delivered(NamedTuple):
     """The answer of a deliver: records (priority step + message) and when to come back.
 
-    `next_due_ms` is 0 unless this consumer shall claim then: it has promised to, or it has passed
-    the promise on and looks after it.
+    `next_due_ms` is when this consumer must claim again, because it has promised to, or because it
+    has passed the promise on and makes sure that it is kept. Otherwise it is 0.
     """
 
     now_ms: int
@@ -23,40 +23,40 @@ class Delivered(NamedTuple):
     more: bool
     consumers: int
     records: Sequence[bytes]
-    #: Whether messages wait at a gate, but the caller named no limits or turns.
+    #: Whether messages wait at a gate, although the caller named no limits or turns.
     gated: bool = False
-    #: Whether other policies are declared for the queue than the caller goes by.
+    #: Whether the policies declared for the queue differ from those of the caller.
     refused: bool = False
     #: Whether the queue is paused.
     paused: bool = False
-    #: Since when the queue goes on, where it was paused within the last day.
+    #: When the last pause of the queue ended, if that was within the last day; else 0.
     resumed_ms: int = 0
     #: Messages that wait for global limits.
     lacking: Sequence[Lack] = ()
 
 
 class Claimable:
-    """What there is to claim in the queues of a store."""
+    """Tells whether there is something to claim in the queues of a store."""
 
     def __init__(self, store: Caller) -> None:
         self._store = store
 
     def announce(self, queue: str) -> None:
-        """Put wake tokens for all that can be claimed, now or later."""
+        """Put wake tokens for everything that can be claimed, now or later."""
         self._store.ask("announce", queue)
 
     def announce_all(self, queues: Sequence[str]) -> None:
-        """As `announce` on each queue, in few round trips. Raises the first error."""
+        """`announce` each queue, in few round trips. Raises the first error."""
         self._store.all_of(self._store.call("announce", queue) for queue in queues)
 
     def announce_soon(self, queue: str) -> None:
-        """As `announce`, without waiting for the answer; where it fails, others look themselves."""
+        """`announce` without waiting for the answer. If it fails, consumers still poll."""
         self._store.post(*self._store.call("announce", queue), on_error=lambda: None)
 
     def look(self, parts: Sequence[Sequence[str]]) -> list[list[int]]:
-        """For each queue of each part 0 where there is something to claim, or -1 for nothing.
+        """For each queue of each part: 0 if there is something to claim, -1 if it is empty.
 
-        Else in how many ms its next message is due, for which a consumer has promised to come.
+        Otherwise the ms until its next message is due, which a consumer has promised to claim.
         """
         return [*map(numbers, self._store.all_of(map(self._look_call, parts)))]
 
@@ -68,9 +68,10 @@ class Claimable:
     def count_keys(
         self, parts: Sequence[Sequence[tuple[str, bool]]], counted: Sequence[str]
     ) -> tuple[list[int], list[int]]:
-        """How many keys say that there are messages in queues, and how many consumers some have.
+        """For each part how many keys with messages exist, and how many consumers `counted` have.
 
-        Of each queue in a part what is ready or waits at a gate counts, and its backlog if True.
+        For each queue of a part, messages that are ready or wait at a gate count. Its backlog
+        counts too if it is given with True.
         """
         commands = [("EXISTS", *self._signs(part)) for part in parts]
         commands += [("ZCARD", self._store.keys(queue).consumers) for queue in counted]

@@ -1,4 +1,4 @@
-"""The messages that were buried: looked at, given another try, dropped."""
+"""Reads, replays and drops dead letters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNREADABLE_NOTE = "the note of why it was buried cannot be read"
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was buried. `message` is its JSON text as it was delivered."""
+    """A message that was buried. `message` is its JSON text as delivered."""
 
     id: str
     message: bytes
@@ -26,14 +26,14 @@ class DeadLetter:
     consumer: str
     at_ms: int
     deliveries: int
-    #: The attempts that have failed, as whoever buried it has written them.
+    #: The failed attempts, as recorded by the process that buried the message.
     failures: str = ""
 
 
 def read_note(note: bytes) -> dict[str, Any]:
-    """What the note of a burial says to a `DeadLetter`; `at_ms` of one that is damaged is 0.
+    """The fields of a `DeadLetter` from the note of a burial. A damaged note has `at_ms` 0.
 
-    What a newer version may have written besides is left out.
+    Members that a newer version may have added are ignored.
     """
     try:
         found = json.loads(note.decode(errors="replace"))
@@ -55,7 +55,7 @@ class DeadLetters:
         self._store = store
 
     def count(self, queue: str) -> int:
-        """How many dead letters a queue has."""
+        """Count the dead letters of a queue."""
         return self._store.run("ZCARD", self._store.keys(queue).dead)
 
     def ids(self, queue: str, start: int = 0, count: int = 100) -> list[str]:
@@ -77,7 +77,7 @@ class DeadLetters:
         return [(int(at), id.decode(errors="surrogateescape")) for id, at in each]
 
     def letters(self, queue: str, ids: Sequence[str]) -> list[DeadLetter]:
-        """The dead letters with these ids, without those that are there no more."""
+        """The dead letters with these ids, without those that no longer exist."""
         if not ids:
             return []
         raw = [id.encode(errors="surrogateescape") for id in ids]
@@ -90,27 +90,27 @@ class DeadLetters:
         return [each if each.at_ms else self._timed(queue, each) for each in found]
 
     def _timed(self, queue: str, letter: DeadLetter) -> DeadLetter:
-        """One whose note does not say when it was buried: the queue knows."""
+        """A letter whose note lacks the time of the burial, with the time from the queue."""
         id = letter.id.encode(errors="surrogateescape")
         at_ms = self._store.run("ZSCORE", self._store.keys(queue).dead, id)
         return replace(letter, at_ms=int(float(at_ms or 0)))
 
     def records(self, queue: str, ids: Sequence[bytes]) -> list[bytes | None]:
-        """Priority step + message of dead letters, None for an id that has none."""
+        """Priority step + message of dead letters, None for an id without one."""
         return self._store.fields(queue, self._store.keys(queue).dead_messages, ids)
 
     def notes(self, queue: str, ids: Sequence[bytes]) -> list[bytes | None]:
-        """Why each was buried, as JSON."""
+        """The reason of each burial, as JSON."""
         return self._store.fields(queue, self._store.keys(queue).dead_reasons, ids)
 
     def scan(self, queue: str, count: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Ids and records in no order, about `count` a call."""
+        """Ids and records in no order, about `count` per call."""
         hash = self._store.keys(queue).dead_messages
         for page in self._store.in_pages("scan", queue, hash=hash, count=count):
             yield [(id, self._store.unpacked(queue, id, record)) for id, record in pairs(page)]
 
     def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
-        """Give dead letters another try, now or at a time; returns how many there were."""
+        """Replay dead letters now or at a time; returns how many there were."""
         wait = Wait(due_ms + clock.ahead_ms if due_ms else clock.now_ms()).member
         given = {"due_ms": due_ms, "wait": wait}
         return sum(self._store.ask("replay", queue, **given, ids=part) for part in chunks(ids))

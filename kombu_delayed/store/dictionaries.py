@@ -1,8 +1,8 @@
-"""The dictionaries with which a queue's messages are compressed: trained, kept, looked up.
+"""Trains, stores and looks up the dictionaries that compress the messages of a queue.
 
-They are fields of one hash: a version has its text, `since:<version>` says when it was trained, and
-`current` which one to compress with. A version stays as long as the queue has messages: any of them
-may need it.
+They are fields of one hash: a version holds the dictionary, `since:<version>` the time when it was
+trained, and `current` the version to compress with. A version stays as long as the queue has
+messages, because any of them may need it.
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ from ..message.packing import glance, unpack
 
 logger = get_logger(__name__)
 
-#: How often a process asks which dictionary is current.
+#: How often a process asks Redis which dictionary is current.
 LOOK_SECONDS = 30.0
 
-#: Messages that one call reads.
+#: How many messages one call reads.
 CALL_LIMIT = 250
 
-#: Messages that a dictionary is trained on, and that it takes at the least.
+#: How many messages a dictionary is trained on, and the minimum for training.
 SAMPLES, FEWEST_SAMPLES = 500, 100
 
-#: A longer message is no sample.
+#: Longer messages are not used as samples.
 SAMPLE_BYTES = 20_000
 
-#: After so long somebody looks whether a dictionary that is trained anew would do better, and takes
-#: it if it saves this share of what is stored.
+#: How often a process checks whether a newly trained dictionary does better. The new one replaces
+#: the current one if it saves this share of the stored bytes.
 CHECK_MS, BETTER_BY = 86_400_000, 0.1
 
-#: A queue has so many versions at the most; then the last one stays.
+#: The maximum number of versions of a queue. After that the last one stays.
 MOST_VERSIONS = 16
 
-#: So long the dictionaries of an empty queue stay.
+#: How long the dictionaries of an empty queue stay.
 STAY_MS = 600_000
 
-#: How often a consumer looks for such queues among its own.
+#: How often a consumer looks for empty queues among its own.
 TIDY_SECONDS = 600.0
 
-#: How long a queue is not looked at again that stock workers might consume.
+#: How long a queue counts as one that stock workers might consume before it is checked again.
 SHARED_SECONDS = 600.0
 
-#: Makes the record of a message from its id, what is in front, and its text.
+#: Makes the record of a message from its id, the front of the record, and its text.
 Packer = Callable[[str, str, str], "str | bytes"]
 
 
 @dataclass
 class Known:
-    """What a process knows of the dictionaries of queues."""
+    """A process's cache of facts about the dictionaries of queues."""
 
     #: queue -> the version to compress with (empty: none), and when to ask again.
     current: dict[str, tuple[bytes, float]] = field(default_factory=dict)
-    #: queue -> when to look next for those that no message needs any more.
+    #: queue -> when to look next for dictionaries that no message needs any more.
     tidy_at: dict[str, float] = field(default_factory=dict)
-    #: queue -> until when it counts as one that stock workers consume.
+    #: queue -> until when it counts as consumed by stock workers.
     shared_until: dict[str, float] = field(default_factory=dict)
 
 
 class Asked(Protocol):
-    """What a store can do that is needed here."""
+    """The part of a store that this module needs."""
 
     client: Any
     cluster: Any  #: None on a single server
@@ -93,15 +93,15 @@ class Dictionaries:
         self._store = store
         self._known = store.known_dictionaries
 
-    # To compress.
+    # Compress.
 
     def packer(self, queue: str) -> tuple[Packer, str]:
-        """What makes records for a large queue, and the version that some of them will need."""
+        """The function that makes records for a large queue, and the version that some need."""
         version, ask_at = self._known.current.get(queue, (b"", 0.0))
         if monotonic() >= ask_at:
             try:
                 version = self._look(queue)
-            except ServerFull:  # which what is to be sent will hear as well
+            except ServerFull:  # sending the messages will raise it too
                 version = b""
             self._known.current[queue] = version, monotonic() + LOOK_SECONDS
         codec = self.codec(queue, version) if version else None
@@ -114,14 +114,14 @@ class Dictionaries:
         return packer, version.decode()
 
     def _look(self, queue: str) -> bytes:
-        """The version to compress with; empty: there is none yet."""
+        """The version to compress with; empty if there is none yet."""
         version, is_to_check = self._store.ask("current_dictionary", queue, check_ms=CHECK_MS)
         if version:
             self._learn(queue, version)
         return self._replaced(queue, version) if is_to_check else bytes(version)
 
     def _replaced(self, queue: str, before: bytes) -> bytes:
-        """Train a dictionary on what is delayed; the version to compress with from now on."""
+        """Train a dictionary on delayed messages; returns the version to use from now on."""
         if self._known.shared_until.get(queue, 0.0) > monotonic():
             return before
         texts = [*islice(self._texts(queue), SAMPLES)]
@@ -132,7 +132,7 @@ class Dictionaries:
             dictionary = zstd.train(parts[::2] if before else parts)
         except (
             Exception
-        ) as error:  # each library has errors of its own: messages are too few, or alike
+        ) as error:  # each library has its own errors: messages are too few, or too similar
             logger.info("No dictionary can be trained for queue %r now: %s", queue, error)
             return before
         version, old = compressing.learn(dictionary), self.codec(queue, before)
@@ -145,8 +145,8 @@ class Dictionaries:
         return found
 
     def _is_shared(self, queue: str) -> bool:
-        """Whether stock workers might consume a queue: they lose what they cannot decompress."""
-        if self._store.cluster:  # which the stock transport does not know
+        """Whether stock workers might consume a queue: they lose compressed messages."""
+        if self._store.cluster:  # the stock transport does not support it
             return False
         if not (found := stock_consumers(self._store.client)):
             return False
@@ -162,7 +162,7 @@ class Dictionaries:
         return True
 
     def _texts(self, queue: str) -> Iterator[tuple[str, str]]:
-        """Ids and messages of some that are delayed."""
+        """Ids and texts of some delayed messages."""
         for member, record in self._some(queue):
             if len(record) <= SAMPLE_BYTES:
                 with suppress(MessageError, UnicodeDecodeError):
@@ -170,13 +170,13 @@ class Dictionaries:
                     yield member.decode().partition("\x1f")[0], text.decode()
 
     def _some(self, queue: str) -> Iterator[tuple[bytes, bytes]]:
-        """Members and records of some thousand messages that are delayed."""
+        """Members and records of a few thousand delayed messages."""
         given = {"hash": self._store.keys(queue).messages, "count": CALL_LIMIT}
         for page in islice(self._store.in_pages("scan", queue, **given), 20):
             yield from pairs(page)
 
     def lost(self, queue: str) -> dict[bytes, bytes]:
-        """Versions that some delayed messages need and the queue has lost, each with a message."""
+        """The versions that the queue has lost, each with a delayed message that needs it."""
         needed = dict[bytes, bytes]()
         for member, record in self._some(queue):
             if (seen := glance(record)) is not None and seen.version:
@@ -185,17 +185,17 @@ class Dictionaries:
         return {version: member for version, member in needed.items() if version not in there}
 
     def refused(self, version: str) -> None:
-        """The server has not that version for a queue: ask again which one is current."""
+        """Ask again for the current version: the server does not have this one for a queue."""
         current = self._known.current
         for queue in [each for each, (known, _) in [*current.items()] if known == version.encode()]:
             current.pop(queue, None)
 
-    # To read.
+    # Read.
 
     def readable(self, queue: str, text: bytes) -> bytes:
-        """A message, or a record that is not packed, as it was before it was compressed.
+        """Decompress a message, or a record that is not packed.
 
-        Raises CompressionError without the extra, MessageError for what is damaged.
+        Raises CompressionError without the extra, MessageError for a damaged message.
         """
         try:
             return compressing.expand(text)
@@ -204,14 +204,14 @@ class Dictionaries:
         return compressing.expand(text)
 
     def codec(self, queue: str, version: bytes) -> zstd.Codec | None:
-        """The codec of a version; None where the queue has lost it. Raises CompressionError."""
+        """The codec of a version; None if the queue has lost it. Raises CompressionError."""
         if (known := compressing.known(version)) is not None:
             return known
         self._learn(queue, version)
         return compressing.known(version)
 
     def _learn(self, queue: str, version: bytes) -> None:
-        """Have a dictionary of a queue at hand; where the queue has lost it, nothing happens."""
+        """Load a dictionary of a queue into this process, unless the queue has lost it."""
         if compressing.known(version) is not None:
             return
         found = self._store.run("HGET", self._store.keys(queue).dictionaries, version)
@@ -219,25 +219,25 @@ class Dictionaries:
             compressing.learn(found)
 
     def check(self, queue: str) -> None:
-        """Raise CompressionError where a queue may have messages that cannot be read here."""
+        """Raise CompressionError if a queue may have messages that cannot be read here."""
         if not zstd.is_installed() and self._store.run(
             "EXISTS", self._store.keys(queue).dictionaries
         ):
             raise CompressionError
 
-    # To forget.
+    # Forget.
 
     def forget_unused(self, queue: str, stay_ms: int = STAY_MS) -> bool:
-        """Drop the dictionaries of an empty queue after a while (0: now); whether it is empty."""
+        """Let an empty queue's dictionaries expire (0: drop them now). Returns if it is empty."""
         return bool(self._store.ask("forget_dictionaries", queue, stay_ms=stay_ms))
 
     def are_unused(self, queue: str) -> bool:
-        """Whether a queue has dictionaries that stay although it has no message in any state."""
+        """Whether a queue has dictionaries that do not expire, but no message in any state."""
         left_ms = self._store.run("PTTL", self._store.keys(queue).dictionaries)
         return left_ms == -1 and self.forget_unused(queue, -1)
 
     def tidy(self, queues: Sequence[str], *, at_once: bool = False) -> None:
-        """Drop what no message of these queues needs any more: `at_once`, or once in a while."""
+        """Drop the dictionaries that these queues no longer need: `at_once`, or now and then."""
         now, tidy_at = monotonic(), self._known.tidy_at
         due = [
             each
@@ -252,6 +252,6 @@ class Dictionaries:
 
 
 def _does_better(new: zstd.Codec, before: zstd.Codec, contents: Sequence[bytes]) -> bool:
-    """Whether a dictionary saves enough, compared with the one before, on what it has not seen."""
+    """Whether a dictionary saves enough over the one before, on messages new to it."""
     sizes = [sum(len(each.compress(content)) for content in contents) for each in (new, before)]
     return sizes[0] <= sizes[1] * (1 - BETTER_BY)

@@ -1,4 +1,4 @@
-"""Limits that hold over several queues: their slots are lent to consumers."""
+"""Limits that apply to several queues. Consumers borrow their slots."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from .calls.scripts import Call
 
 _POOL = "kombu-delayed-limit:"
 
-#: Before the names of global limits, so that no limit of a queue has the same name.
+#: Prefix of the names of global limits, so that no limit of a queue has the same name.
 GLOBAL = "global/"
 
 
 def pool_of(limit: str) -> str:
-    """Where the slots of a limit are kept: in keys like those of a queue of this name."""
+    """The pool with the slots of a limit: its keys are like those of a queue with this name."""
     return _POOL + limit
 
 
 def is_pool(queue: str) -> bool:
-    """Whether that is no queue, but where the slots of a limit are kept."""
+    """Whether the name is not a queue but the pool of a limit."""
     return queue.startswith(_POOL)
 
 
 def is_global(slot: str) -> bool:
-    """Whether a limit and key, as the gate of a queue has them, are of a global limit."""
+    """Whether a limit and key, in the form of a queue's gate, belong to a global limit."""
     return slot.startswith(quote(GLOBAL, safe=""))
 
 
 class Lack(NamedTuple):
-    """Messages that wait for a global limit, by its name and key: at least so many."""
+    """Messages that wait for a global limit, by its name and key. There are at least `messages`."""
 
     slot: str
     cost: int
@@ -41,14 +41,14 @@ class Lack(NamedTuple):
 
 @dataclass
 class Shared:
-    """What a consumer has got: for how many messages, by queue and slot; and whose turn it is."""
+    """What a consumer got: for how many messages, by queue and slot; and which queues to call."""
 
     granted: dict[tuple[str, str], int] = field(default_factory=dict)
     called: list[str] = field(default_factory=list)
 
 
 def text_of(slots: Mapping[str, int]) -> str:
-    """Slots as scripts take them."""
+    """Slots in the form that scripts take."""
     return "".join(f"{name} {count};" for name, count in slots.items() if count > 0)
 
 
@@ -73,8 +73,9 @@ class GlobalLimits:
     ) -> Call:
         """The script that lends slots, and its arguments; `shared` reads its answer.
 
-        `held` is all that the consumer has now, `wanted` what messages of queues wait for; it gets
-        slots for `most` of them. `limit` are the numbers of the limit, from its gate.
+        `held` lists all slots that the consumer has now, `wanted` the messages that wait for slots,
+        by queue. The consumer gets slots for at most `most` messages. `limit` has the numbers of
+        the limit, from its gate.
         """
         parts = [part for queue in wanted for lack in wanted[queue] for part in (queue, *lack)]
         return self._store.call(
@@ -91,12 +92,12 @@ class GlobalLimits:
         )
 
     def call(self, queue: str) -> None:
-        """Have a consumer of a queue claim; without waiting for the answer."""
+        """Call a consumer of a queue, so that it claims. Does not wait for the answer."""
         self._store.post(*self._store.call("call", queue), on_error=lambda: None)
 
 
 def shared(answer: Any) -> Shared | None:
-    """What the script that lends slots has answered; None: the caller's lease was lost."""
+    """Read the answer of the script that lends slots; None if the caller has lost its lease."""
     if len(answer) == 1:
         return None
     _, granted, called = answer
@@ -108,7 +109,7 @@ def shared(answer: Any) -> Shared | None:
 
 
 def lacks(found: Sequence[Any]) -> list[Lack]:
-    """What a claim has said of messages that wait for global limits."""
+    """Read the part of a claim's answer about messages that wait for global limits."""
     each = zip(found[::3], found[1::3], found[2::3], strict=True)
     return [Lack(slot.decode(), int(cost), int(count)) for slot, cost, count in each]
 

@@ -10,12 +10,12 @@ from ..message.envelope import step_char
 
 SEPARATOR = "\x06\x16"
 
-#: What TYPE says of a key, by how its description begins.
+#: The answer of TYPE for a key, by how its description begins.
 _TYPES = {"Hash": "hash", "Sorted set": "zset", "Stream": "stream", "String": "string"}
 
 
 class _Key(cached_property[str]):
-    """A key of a queue, by what it holds. It is called like its attribute, or by a name."""
+    """A key of a queue, with a description. It has the name of its attribute, or `name`."""
 
     def __init__(self, holds: str, name: str = "") -> None:
         def key(keys: QueueKeys) -> str:
@@ -23,16 +23,16 @@ class _Key(cached_property[str]):
 
         key.__doc__ = holds
         super().__init__(key)
-        #: What TYPE says of it; None: it is a prefix, or never exists.
+        #: The answer of TYPE; None for a prefix or a key that never exists.
         self.type = next((each for word, each in _TYPES.items() if holds.startswith(word)), None)
 
 
 @dataclass(frozen=True)
 class QueueKeys:
-    """The keys of one queue, with the global key prefix in front of each.
+    """The keys of one queue, each with the global key prefix in front.
 
-    Kombu's ready list is named `queue`, everything else `{queue}:…`. On a Cluster, where all must
-    be in one slot, the lists are `{queue}` too; what is in braces there is given as `tag`.
+    Kombu's ready list is named `queue`, all other keys `{queue}:…`. On a Cluster, where all keys
+    must be in one slot, the names of the lists have braces too, and `tag` is the text in braces.
     """
 
     queue: str
@@ -61,7 +61,7 @@ class QueueKeys:
         """The priority steps as one character each, in the order of `ready`."""
         return "".join(map(step_char, self.priority_steps))
 
-    # Scripts that do not name it could begin where some of their keys are, and fail in the middle.
+    # A script without it could start on a node that has only some of its keys, and fail half way.
     absent = _Key(
         "Never exists. While a slot is on its way, a node refuses a script that names it."
     )
@@ -151,7 +151,7 @@ class QueueKeys:
 
 
 def types_of(keys: QueueKeys) -> dict[str, str]:
-    """What TYPE should say of the keys of a queue, of those that have one name in each queue."""
+    """The expected answer of TYPE for each key that a queue has exactly once."""
     named = [(name, key.type) for name, key in vars(QueueKeys).items() if isinstance(key, _Key)]
     found = {getattr(keys, name): type for name, type in named if type is not None}
     return found | dict.fromkeys(keys.ready, "list")
@@ -178,12 +178,12 @@ def job_shards(ledger: str, prefix: str = "") -> str:
 
 
 def job_pace(ledger: str, prefix: str = "") -> str:
-    """String: until when the writers of a job with a rate have to wait, in ms."""
+    """String: until when the writers of a job with a rate must wait, in ms."""
     return f"{prefix}kombu-delayed-job:{ledger}:pace"
 
 
 def archive_writer(path_digest: str, prefix: str = "") -> str:
-    """String: which job writes the archive of lifecycle events at a path."""
+    """String: the job that writes the archive of lifecycle events at a path."""
     return f"{prefix}kombu-delayed-archive:{path_digest}"
 
 
@@ -262,7 +262,7 @@ def literal(text: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
-#: What stands behind `{queue}:` in the names of keys, up to the next colon.
+#: The part after `{queue}:` in the names of keys, up to the next colon.
 _ENDINGS = {"unacked", "reclaimed", "held", "job", "job-slice"} | {
     getattr(QueueKeys(""), name).removeprefix("{}:").partition(":")[0]
     for name, key in vars(QueueKeys).items()

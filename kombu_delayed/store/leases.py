@@ -1,4 +1,4 @@
-"""Consumers and what they hold: renew their leases, take over from the dead, leave."""
+"""Consumers and their messages: renew leases, reclaim from dead consumers, leave."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .calls.scripts import Call
 
 logger = get_logger(__name__)
 
-#: Tags of a consumer's messages that one call sorts.
+#: How many tags of a consumer's messages one call sorts.
 SORT_LIMIT = 1_000
 
 
 class Other(NamedTuple):
-    """A lease of another consumer that has ended by the server's clock, or ends too late."""
+    """A lease of another consumer that has expired by the server's clock, or ends too late."""
 
     queue: str
     consumer: str
@@ -31,26 +31,26 @@ class Other(NamedTuple):
 
 @dataclass
 class Renewal:
-    """What a look at the leases of some queues has found.
+    """The result of a check of the leases of some queues.
 
-    All times are milliseconds of the server's clock. None: there is no such lease.
+    All times are milliseconds of the server's clock. None means that there is no such lease.
     """
 
     now_ms: int = 0
-    #: When the first of the caller's own leases was to end.
+    #: When the first of the caller's own leases would have ended without this call.
     own_end_ms: int | None = None
-    #: When the first lease of others ends.
+    #: When the first lease of another consumer ends.
     next_end_ms: int | None = None
-    #: Queues in which the caller's lease was lost.
+    #: Queues in which the caller has lost its lease.
     lost: list[str] = field(default_factory=list)
-    #: Queues in which it was renewed and holds nothing.
+    #: Queues in which the lease was renewed and the caller holds nothing.
     idle: set[str] = field(default_factory=set)
     #: Queues that could not be asked.
     failed: list[str] = field(default_factory=list)
     others: list[Other] = field(default_factory=list)
 
     def add(self, queues: Sequence[str], answer: Any) -> None:
-        """What the script has said of some queues; None: they could not be asked."""
+        """Add the script's answer for some queues; None if they could not be asked."""
         if answer is None:
             self.failed.extend(queues)
             return
@@ -74,7 +74,7 @@ class Leases:
     def hold_keys(
         self, queue: str, held: Sequence[tuple[str, str, int]], on_error: Callable[[], None]
     ) -> None:
-        """Let tasks, given as (unique key, id, ms), hold their keys for so long; 0: they ended.
+        """Let tasks, given as (unique key, id, ms), hold their keys that long; 0 for ended tasks.
 
         Does not wait: `on_error` is called later if the server did not do it.
         """
@@ -82,9 +82,9 @@ class Leases:
         self._store.post(*self._store.call("hold", queue, entries=entries), on_error)
 
     def consumers(self, queue: str) -> list[tuple[str, int, int]]:
-        """Who consumes: name, ms until its lease ends, unacked messages; who ends first leads.
+        """Each consumer's name, ms until its lease ends, and unacked messages; first to end first.
 
-        Bytes of a name that are no UTF-8 are surrogates, as all that takes one expects them.
+        Bytes of a name that are not UTF-8 become surrogates, as all functions with a name expect.
         """
         keys, found = self._store.keys(queue), self._store.ask("consumers", queue)
         names = [name.decode(errors="surrogateescape") for name in found[::2]]
@@ -94,10 +94,11 @@ class Leases:
         ]
 
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
-        """Make the lease last in one queue; returns None where it was lost.
+        """Renew the lease in one queue; returns None if it was lost.
 
-        Else those whose lease there is over by the server's clock, which need not be dead. Raises
-        connection errors, NodeDown where the queue's node could not be asked.
+        Otherwise returns the consumers whose lease there has expired by the server's clock, which
+        need not be dead. Raises connection errors, and NodeDown if the queue's node could not be
+        asked.
         """
         renewal = self.renew_all([queue], [queue], consumer, lease_ms, lease_ms)
         if renewal.failed:
@@ -114,10 +115,11 @@ class Leases:
         idle_ms: int,
         auto_delete: Collection[str] = (),
     ) -> Renewal:
-        """Look at the leases in all `queues`, and make those of `consumer` last in `renewed` ones.
+        """Check the leases in all `queues`, and renew those of `consumer` in the `renewed` ones.
 
-        They last for `idle_ms` where it holds nothing. Of queues that delete themselves nothing
-        stays where it was the only one and does not call again. One round trip for many queues.
+        A lease lasts for `idle_ms` in a queue where the consumer holds nothing. A queue in
+        `auto_delete` leaves nothing behind if its only consumer does not call again. One round trip
+        covers many queues.
         """
         parts = [*chunks(queues, self._store.renewals_at_once)]
         calls = [
@@ -142,7 +144,7 @@ class Leases:
         return renewal
 
     def _heard(self, answer: Any) -> Any:
-        """What was said of some leases; None: their node cannot be asked. Raises other errors."""
+        """The answer for some leases; None if their node cannot be asked. Raises other errors."""
         if isinstance(answer, self._store.errors_of_one_queue):
             logger.info("Cannot renew the lease on a queue now: %s", answer)
             return None
@@ -159,13 +161,14 @@ class Leases:
         ]
 
     def was_reclaimed(self, queue: str, consumer: str) -> bool:
-        """Whether others were given messages of this consumer, within a day."""
+        """Whether other consumers got messages of this consumer within the last day."""
         return bool(self._store.run("EXISTS", self._store.keys(queue).reclaimed(consumer)))
 
     def reclaim(self, queue: str, consumer: str, ended_ms: float | None = None) -> int:
-        """Put back the messages of a consumer whose lease has ended; returns how many.
+        """Put back the messages of a consumer whose lease has expired; returns how many.
 
-        With `ended_ms` only if its lease still ends then: who has renewed it since is not dead.
+        With `ended_ms`, only if its lease still ends then: a consumer that has renewed its lease
+        since is not dead.
         """
         self._sort_held(queue, consumer)
         given = {"limit": CALL_LIMIT, "ended_ms": "" if ended_ms is None else ended_ms}
@@ -179,7 +182,7 @@ class Leases:
         return total
 
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:
-        """Messages that were handed to `consumer` in an answer that never arrived."""
+        """The messages that were handed to `consumer` in an answer that never arrived."""
         given = {"seen_tag": seen_tag, "count": CALL_LIMIT}
         pages = self._store.in_pages("recover", queue, consumer, **given)
         return sorted({int(tag): text for page in pages for tag, text in pairs(page)}.items())
@@ -187,9 +190,9 @@ class Leases:
     def recover_all(
         self, seen_tags: Mapping[str, int], consumer: str
     ) -> dict[str, list[tuple[int, bytes]]]:
-        """As `recover` of each queue in few round trips, each with the last tag that did arrive.
+        """`recover` each queue, given with the last tag that did arrive, in few round trips.
 
-        Queues that are on their way to another node of a Cluster are left out.
+        Queues that are moving to another node of a Cluster are left out.
         """
         given = {"cursor": b"0", "count": CALL_LIMIT}
         calls = [
@@ -206,7 +209,7 @@ class Leases:
         return found
 
     def tags(self, queues: Collection[str], consumer: str) -> dict[str, tuple[set[int], set[int]]]:
-        """The tags of what `consumer` holds in each queue, and of what has slots there.
+        """The tags that `consumer` holds in each queue, and the tags that have slots there.
 
         Queues that cannot be asked now are left out.
         """
@@ -233,14 +236,14 @@ class Leases:
     def keep_slots(
         self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str]]
     ) -> None:
-        """Let messages, given as (tag, id, slots), have these slots again on a server without."""
+        """Restore the slots of messages, given as (tag, id, slots), on a server that lost them."""
         given = [part for each in entries for part in each]
         self._store.ask("keep_slots", queue, consumer, entries=given)
 
     def leave(self, queue: str, consumer: str, running: Collection[int | str] = ()) -> None:
-        """Release all that `consumer` holds, pass its promise on and end its lease.
+        """Release all messages of `consumer`, pass its promise on and end its lease.
 
-        While there are slots of `running` messages, given by their tags, these and the lease stay.
+        While `running` messages, given by their tags, have slots, those slots and the lease stay.
         """
         self._sort_held(queue, consumer)
         move, given = self._leave_call(queue, consumer, running)
@@ -253,7 +256,7 @@ class Leases:
     def leave_all(
         self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int | str]]
     ) -> dict[str, BaseException]:
-        """As `leave` on each queue, in few round trips; returns the errors, by queue."""
+        """`leave` each queue, in few round trips; returns the errors, by queue."""
         held = self._store.run.many(
             [("HLEN", self._store.keys(queue).unacked(consumer)) for queue in queues]
         )
@@ -270,7 +273,7 @@ class Leases:
         return errors
 
     def _sort_held(self, queue: str, consumer: str) -> None:
-        """Sort what one call cannot: a consumer without a prefetch limit may hold any number."""
+        """Sort the held tags in several calls: without a prefetch limit there may be any number."""
         if self._store.run("HLEN", self._store.keys(queue).unacked(consumer)) <= SORT_LIMIT:
             return
         for _ in self._store.in_pages("sort_held", queue, consumer, count=SORT_LIMIT):

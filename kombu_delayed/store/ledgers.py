@@ -1,8 +1,8 @@
-"""What a job has done with which id: each row has its effect once, whoever runs it how often.
+"""Records what a job has done with each id, so that a repeated row takes effect once.
 
-Spark runs a task again when it fails, and a slow one twice at a time; a restore is repeated after
-an interruption; a message may have run and gone before that. The ledger is written by the same
-script call that schedules.
+Spark repeats a failed task and runs a slow task twice at the same time; a restore is repeated after
+an interruption; and by then the message may have run and be gone. The script call that schedules
+also writes the ledger.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from .store import Store
 SCHEDULE, CANCEL, RESCHEDULE, RESTORE = "schedule", "cancel", "reschedule", "restore"
 OPERATIONS = (SCHEDULE, CANCEL, RESCHEDULE, RESTORE)
 
-#: Parts of a ledger that one call drops, and how many parts there are.
+#: How many parts of a ledger one call drops, and how many parts there are.
 DROPPED_TOGETHER, SLICES = 64, 4096
 
-#: Fields of the ledger: how many ids are in its parts, since when it has some, and how many
-#: attempts it counts, each in a field. No id begins like that.
+#: Fields of the ledger: how many ids are in its parts, since when it has parts, and how many
+#: attempts it counts, each in its own field. No id begins like that.
 IN_SLICES, SLICED, ATTEMPTS = "\x1fin-slices", "\x1fsliced", "\x1fattempts"
 
-#: The scripts that write to a ledger, by what they do.
+#: The scripts that write to a ledger, by operation.
 ONCE = {SCHEDULE: "schedule_once", RESCHEDULE: "reschedule_once", RESTORE: "restore"}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job, and one run of it: all attempts of all tasks of one write.
+    """A job and one run of it: all attempts of all tasks of one write.
 
-    `seconds` is how long the ledger is kept. What is done under the same id by another operation
-    is another job: what was scheduled may be rescheduled.
+    `seconds` is how long the ledger is kept. Another operation under the same id is another job, so
+    that scheduled messages can be rescheduled.
     """
 
     id: str
@@ -47,22 +47,22 @@ class Job:
 
     @property
     def ledger(self) -> str:
-        """What the ledgers of a job are called, in each queue."""
+        """The name of the job's ledger, the same in each queue."""
         return self.id if self.operation == SCHEDULE else f"{self.id}:{self.operation}"
 
     @property
     def counter(self) -> str:
-        """The ledger's field with what this run has done."""
+        """The ledger's field that counts what this run has done."""
         return _counter(self.run)
 
 
 def _counter(name: str) -> str:
-    """A field of the ledger that counts; no id begins like that."""
+    """A counter field of the ledger; no id begins like that."""
     return f"\x1f{name}"
 
 
 class JobShards(Shards):
-    """Shards as they were when a job began: a ledger knows the messages of its own shard only."""
+    """Shards as of the job's start, because a ledger covers only the messages of its own shard."""
 
     def __init__(self, store: Store, job: Job) -> None:
         vars(self).update(vars(copy(store.shards)))
@@ -70,7 +70,7 @@ class JobShards(Shards):
         self._begun: dict[str, int] = {}
 
     def count(self, queue: str) -> int:
-        """The same each time that the job is run."""
+        """The number of shards, the same for each run of the job."""
         if queue not in self._begun:
             run, older = self._store.run, job_shards(self._job.ledger, self._store.keys("").prefix)
             count = int(run("HGET", older, queue) or super().count(queue))
@@ -80,9 +80,9 @@ class JobShards(Shards):
 
 
 class LedgerStore(Store):
-    """A store that does each thing once in a job; `queues` are those that it was done in.
+    """A store that does each move once per job; `queues` collects the queues that it used.
 
-    What an `attempt` deals with is counted, if it has a name.
+    With a name for the `attempt`, the ids that the attempt deals with are counted.
     """
 
     def __init__(self, store: Store, job: Job, attempt: str = "") -> None:
@@ -93,7 +93,7 @@ class LedgerStore(Store):
         self.queues: set[str] = set()
 
     def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
-        """As of any store; what a ledger is for it does for what the job has not dealt with."""
+        """`Store.call`, but scripts with a ledger skip the ids that the job has dealt with."""
         if name not in ONCE:
             return super().call(name, queue, owner, **given)
         self.queues.add(queue)
@@ -102,25 +102,25 @@ class LedgerStore(Store):
         return super().call(ONCE[name], queue, self.job.ledger, **given)
 
     def reschedule_call(self, queue: str, moves: Sequence[tuple[str, str, str]]) -> Call:
-        """Moves, given as (id, due, eta), for ids that the job has not dealt with before."""
+        """The script that moves (id, due, eta) for ids that the job has not dealt with before."""
         entries = [text for move in moves for text in move]
         return self.call("reschedule", queue, whole=1, entries=entries)
 
     def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
-        """As of any store; that they are gone is ledger enough."""
+        """`Store.cancel_call`, without a ledger: a cancelled message is gone anyway."""
         self.queues.add(queue)
         return super().cancel_call(queue, ids, f"job:{self.job.id}" if how == "all" else how)
 
 
 def done_by_run(store: Store, job: Job, queue: str) -> int:
-    """How many messages a run has made or moved, also in attempts that did not count."""
+    """How many messages a run has made or moved, including attempts that did not count."""
     return _sum(store, job, queue, [job.counter])
 
 
 def answered(store: Store, job: Job, queue: str, attempts: Sequence[str]) -> int:
     """How many ids these attempts have dealt with, or found dealt with before.
 
-    A server that has lost what it has said to one of them has lost this, too.
+    A server that has lost the writes of an attempt has lost this count too.
     """
     return sum(_sum(store, job, queue, part) for part in chunks([*map(_counter, attempts)]))
 
@@ -131,7 +131,7 @@ def _sum(store: Store, job: Job, queue: str, fields: Sequence[str]) -> int:
 
 
 def dealt_with(store: Store, job: Job, queue: str) -> int:
-    """About how many ids a job has dealt with, in all of its runs."""
+    """About how many ids a job has dealt with in all its runs."""
     key = store.keys(queue).job(job.ledger)
     in_slices, sliced, attempts = store.run("HMGET", key, IN_SLICES, SLICED, ATTEMPTS)
     count = int(store.run("HLEN", key)) + int(in_slices or 0)
@@ -139,9 +139,9 @@ def dealt_with(store: Store, job: Job, queue: str) -> int:
 
 
 def drop_ledger(store: Store, queue: str, ledger: str) -> int:
-    """Forget it, in calls that take no time; returns how many hashes it was.
+    """Drop a ledger in many short calls; returns how many hashes it had.
 
-    Its own hash goes last: with it a call that was broken off can be found again.
+    Its main hash goes last, so that an interrupted call can be repeated.
     """
     keys = store.keys(queue)
     main = keys.job(ledger)

@@ -1,4 +1,4 @@
-"""What a control plane, such as an autoscaler, needs to know of a queue."""
+"""The metrics of a queue for a control plane, such as an autoscaler."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ class Metrics:
 
     #: Messages in the backlog, due or not.
     delayed: int
-    #: Of these, those whose due time has come; the next claim promotes them, or they wait.
+    #: How many of these are due; the next claim promotes them, or they wait at the gate.
     due: int
     #: Messages in the ready lists.
     ready: int
-    #: Messages that consumers hold, also those whose lease has ended.
+    #: Messages that consumers hold, including consumers whose lease has expired.
     unacked: int
     #: Dead letters.
     dead: int
-    #: Consumers whose lease lasts. Of all shards: as many as the one with the most has.
+    #: Consumers with a lease. For a queue with several shards, the highest number of a shard.
     consumers: int
-    #: How long ago the oldest message was due that no consumer has; 0 where none is late. Looked at
-    #: are what is `due`, and the message in front of each ready list if it was delayed.
+    #: How long ago the oldest message without a consumer was due; 0 if none is late. Considers the
+    #: `due` messages, and the first message of each ready list if it was delayed.
     oldest_due_seconds: float
-    #: Until the next message is due that is not due yet; None where there is none.
+    #: Time until the next message is due that is not due yet; None if there is none.
     next_due_seconds: float | None
-    #: Messages that are not due yet and will be within 60 s. The hour has those of the minute.
+    #: Messages that are not due yet and will be within 60 s. The hour includes the minute.
     due_within_minute: int
     due_within_hour: int
     due_within_day: int
-    #: Whether `due` and those within a time are, of what is due behind the first 1,000 partitions
-    #: (some 90,000 messages), estimated from how full all later ones are on average.
+    #: Whether `due` and the three counts above are partly estimates. Behind the first 1,000
+    #: partitions (some 90,000 messages) they use the average size of all later partitions.
     is_estimate: bool
-    #: Of `due`, those that wait at the gate of their queue, for their turn or room within limits.
+    #: How many of `due` wait at the gate of their queue, for their turn or for capacity.
     waiting: int = 0
-    #: How long ago the oldest of these was due; 0 where none waits.
+    #: How long ago the oldest of these was due; 0 if none waits.
     oldest_waiting_seconds: float = 0.0
-    #: Whether the queue is paused: nothing of it counts as late then.
+    #: Whether the queue is paused. While it is, none of its messages count as late.
     paused: bool = False
 
     @classmethod
     def of(cls, answer: Sequence[int]) -> Metrics:
-        """From the answer of `metrics.lua`, in which -1 ms stands for none."""
+        """Read the answer of `metrics.lua`, in which -1 ms stands for none."""
         delayed, due, waiting, *held, oldest_ms, next_ms, is_estimate = answer[:10]
         waiting_ms, is_paused, *within = answer[10:]
         next_seconds = next_ms / 1000 if next_ms >= 0 else None
@@ -60,7 +60,7 @@ def _soonest(seconds: Iterable[float | None]) -> float | None:
     return min((each for each in seconds if each is not None), default=None)
 
 
-#: What a queue has of what its shards have; the others are added up.
+#: How the numbers of shards make that of their queue; all others are summed.
 _FOLDS: dict[str, Callable[[Iterable[Any]], Any]] = {
     "consumers": max,
     "oldest_due_seconds": max,
@@ -72,7 +72,7 @@ _FOLDS: dict[str, Callable[[Iterable[Any]], Any]] = {
 
 
 def fold(shards: Iterable[Metrics]) -> Metrics:
-    """The metrics of a queue from those of its shards, of which there is one at least."""
+    """The metrics of a queue from those of its shards, of which there must be at least one."""
     columns = zip(*map(astuple, shards), strict=True)
     return Metrics(
         *(

@@ -1,4 +1,4 @@
-"""What can happen to messages, one short method a move."""
+"""All moves of messages, each a short method."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .queue_metrics import SPANS_MS, Metrics
 __all__ = ["CALL_LIMIT", "Delivered", "Entry", "Limits", "Scheduled", "Size", "Store"]
 __all__ += ["UniqueOutcome", "chunks", "delivered", "unique_listeners"]
 
-#: Delayed messages that one call drops.
+#: How many delayed messages one call drops.
 PURGE_LIMIT = 5_000
 
-#: Partitions in which `Store.metrics` counts what is due.
+#: In how many partitions `Store.metrics` counts due messages.
 METRICS_LIMIT = 1_000
 
 
 class UniqueOutcome(NamedTuple):
-    """What became of a message with a unique key, and of the one that was delayed with that key.
+    """The outcome for a message with a unique key, and for the delayed message with the same key.
 
-    `done` is "stored", "refused", "replaced" or "pushed", `other` the other one's name in the
-    backlog, or "". `state` is what the message is now: "delayed", "ready", or "already" where it
-    was not stored. It is, or was to be, due at `due_ms`. `replaced` is the record of the one whose
-    place it took, or empty.
+    `done` is "stored", "refused", "replaced" or "pushed". `other` is the name of the other message
+    in the backlog, or "". `state` is the state of the message now: "delayed", "ready", or "already"
+    if it was not stored. `due_ms` is its due time, even if it was not stored. `replaced` is the
+    record of the message that it replaced, or empty.
     """
 
     done: str
@@ -51,7 +51,7 @@ unique_listeners: list[Callable[[str, str, UniqueOutcome], None]] = []
 
 
 class Size(NamedTuple):
-    """A queue's messages by state; `due` are those of `delayed` whose time has come."""
+    """A queue's messages by state; `due` counts those of `delayed` that are due."""
 
     ready: int
     due: int
@@ -59,26 +59,26 @@ class Size(NamedTuple):
 
 
 class Store(Caller):
-    """All moves of messages in one Redis database. For its arguments see `Caller`."""
+    """All moves of messages in one Redis database. `Caller` describes the arguments."""
 
     @property
     def dead(self) -> DeadLetters:
-        """Its dead letters."""
+        """The dead letters."""
         return DeadLetters(self)
 
     @property
     def leases(self) -> Leases:
-        """Its consumers and what they hold."""
+        """The consumers and the messages that they hold."""
         return Leases(self)
 
     @property
     def claimable(self) -> Claimable:
-        """Whether there is something to claim."""
+        """Checks and announces that there is something to claim."""
         return Claimable(self)
 
     @property
     def overrides(self) -> Overrides:
-        """Limits that were changed at run time."""
+        """The limits that were changed at run time."""
         return Overrides(self)
 
     @property
@@ -88,7 +88,7 @@ class Store(Caller):
 
     @property
     def pauses(self) -> Pauses:
-        """Which queues are paused."""
+        """The pauses of queues."""
         return Pauses(self)
 
     def schedule(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Scheduled:
@@ -103,7 +103,7 @@ class Store(Caller):
         return Scheduled(*counts)
 
     def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
-        """The script that schedules and its arguments, for who sends it in a pipeline."""
+        """The script that schedules and its arguments, to be sent in a pipeline."""
         make, dictionary = self.packer(queue, expires_ms)
         given = [part for e in entries for part in (e.id, e.due, make(e.id, e.front, e.message))]
         more = {"expires_ms": expires_ms, "dictionary": dictionary}
@@ -118,14 +118,14 @@ class Store(Caller):
         expires_ms: int = 0,
         until_end: bool = False,
     ) -> tuple[str, str]:
-        """Schedule a message unless another one with this key is delayed.
+        """Schedule a message unless another message with this key is delayed.
 
         With `until_end` the message holds the key until its task has ended, and others are refused
         until then.
 
-        `conflict` decides about a second message: "refuse", "replace" or "debounce". "retry"
-        schedules it anyway. Returns what was done ("stored", "refused", "replaced" or "pushed") and
-        the id of the other message, or "".
+        `conflict` decides what happens to a second message: "refuse", "replace" or "debounce".
+        "retry" schedules it anyway. Returns what was done ("stored", "refused", "replaced" or
+        "pushed") and the id of the other message, or "".
         """
         move, given = self.call(
             "unique",
@@ -161,12 +161,12 @@ class Store(Caller):
         return count
 
     def publish_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
-        """The script that publishes and its arguments, for who sends it in a pipeline."""
+        """The script that publishes and its arguments, to be sent in a pipeline."""
         records = [entry.record for entry in entries]
         return self.call("publish", queue, expires_ms=expires_ms, records=records)
 
     def cancel_call(self, queue: str, ids: Sequence[str], how: str = "all") -> Call:
-        """The script that cancels and its arguments, for who sends it in a pipeline."""
+        """The script that cancels and its arguments, to be sent in a pipeline."""
         return self.call("cancel", queue, how=how, ids=ids)
 
     def restore_call(self, queue: str, entries: Sequence[tuple[bytes, ...]]) -> Call:
@@ -177,10 +177,10 @@ class Store(Caller):
     def deliver(
         self, queue: str, consumer: str, want: int, tag: int, gate: Gate | None = None, **more: Any
     ) -> Delivered | None:
-        """Promote what is due and hand out up to `want` messages under tags from `tag` upwards.
+        """Promote due messages and hand out up to `want` messages under tags from `tag` upwards.
 
-        For the other arguments see `deliver_call`. None: the lease of a `leased` caller has
-        expired.
+        `deliver_call` describes the other arguments. Returns None if the lease of a `leased` caller
+        has expired.
         """
         move, given = self.deliver_call(queue, consumer, want, tag, gate=gate, **more)
         return delivered(move(self.run, **given), gate)
@@ -207,8 +207,8 @@ class Store(Caller):
         With `lease_ms` 0, messages are deleted on delivery. A consumer that `listens` gets wake
         tokens when nothing is left for it. With a `gate`, messages are delivered if it is their
         turn, or if they have no ticket for it: see `admit`. `declared` is the version of the
-        caller's policies: if another version is declared, it gets nothing.
-        `taken` are slots of global limits: see `text_of`.
+        caller's policies: if another version is declared, the caller gets nothing.
+        `taken` lists slots of global limits: see `text_of`.
         """
         gated = {}
         if gate is not None:
@@ -233,7 +233,7 @@ class Store(Caller):
     ) -> int:
         """Let held messages, given as (tag, ticket, record), wait for their turn; returns how many.
 
-        An empty record stands for the one that is held under the tag. The tickets are of the gate.
+        An empty record stands for the one held under the tag. The tickets belong to `gate`.
         """
         parts = [part for entry in entries for part in entry]
         return self.ask("admit", queue, consumer, limits=gate.numbers, entries=parts)
@@ -241,7 +241,7 @@ class Store(Caller):
     def free(
         self, queue: str, consumer: str, tags: Sequence[int], on_error: Callable[[], None]
     ) -> None:
-        """Give back the slots of messages whose tasks have ended. Twice is safe.
+        """Release the slots of messages whose tasks have ended. Idempotent.
 
         Does not wait: `on_error` is called later if the server did not do it.
         """
@@ -255,9 +255,9 @@ class Store(Caller):
         on_error: Callable[[], None],
         freed: Sequence[int] = (),
     ) -> None:
-        """Delete messages. Those that are not held stay as they are, so calling it twice is safe.
+        """Delete held messages. Idempotent: messages that are not held do not change.
 
-        The slots of messages in `freed` are released, as by `free`. It does not wait: `on_error` is
+        The slots of messages in `freed` are released, as by `free`. Does not wait: `on_error` is
         called later if the server did not do it.
         """
         if freed:
@@ -277,7 +277,7 @@ class Store(Caller):
         counted: bool = False,
         behind: bool = False,
     ) -> int:
-        """Put held messages back to the heads of their lists; `counted` as a failed attempt.
+        """Put held messages back at the heads of their lists; `counted` as a failed attempt.
 
         With `behind` they go to the tails of their lists, in the given order.
         """
@@ -297,7 +297,7 @@ class Store(Caller):
     ) -> int:
         """Move held messages, given as (tag, id, due_ms), to the backlog.
 
-        With a wait, which contains the reason, each message is moved, even if it equals one that is
+        With a wait, which contains the reason, each message is moved even if an equal one is
         already delayed. Without a wait, the messages were never due.
         """
         return self.ask(
@@ -321,7 +321,7 @@ class Store(Caller):
         """Delete a held message that must not run. Returns whether it was held.
 
         Pass its record if it is not held: then only an event is written. With `ends=False` its task
-        continues, as with a retry.
+        continues, as in a retry.
         """
         given = {"reason": reason, "tag": tag, "record": record, "ends": int(ends)}
         return self.ask("drop", queue, consumer, **given)
@@ -335,8 +335,8 @@ class Store(Caller):
     ) -> int:
         """Move messages, given as (tag, id, reason, record), to the dead letters.
 
-        An empty record stands for the one that is held under the tag. `failures` is what is known
-        of attempts that have failed, as text that is kept with the reason.
+        An empty record stands for the one held under the tag. `failures` is text about the failed
+        attempts, which is stored with the reason.
         """
         parts = [part for entry in entries for part in entry]
         buried = self.ask("bury", queue, consumer, failures=failures, entries=parts)
@@ -348,15 +348,15 @@ class Store(Caller):
         return Size(*self.ask("size", queue))
 
     def records(self, queue: str, members: Sequence[str | bytes]) -> list[bytes | None]:
-        """Priority step + due time + message of delayed messages; None for one that is not."""
+        """Priority step + due time + message of each message; None for one that is not delayed."""
         return self.fields(queue, self.keys(queue).messages, members)
 
     def delayed_count(self, queue: str) -> int:
-        """How many messages are delayed, due or not."""
+        """Count the delayed messages, due or not."""
         return int(self.ask("total", queue, hash=self.keys(queue).messages))
 
     def metrics(self, queue: str) -> Metrics:
-        """The metrics of a queue for autoscalers, in one call that changes nothing."""
+        """The metrics of a queue for autoscalers. One call, which only reads."""
         return Metrics.of(self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))
 
     def purge(self, queue: str) -> int:
@@ -387,7 +387,7 @@ class Store(Caller):
 
 
 def delivered(answer: Any, gate: Gate | None) -> Delivered | None:
-    """What the script that delivers has answered; None: the caller's lease was lost."""
+    """Read the answer of the script that delivers; None if the caller has lost its lease."""
     if len(answer) == 1:
         return None
     now_ms, next_due_ms, flags, consumers, *records = answer

@@ -1,1 +1,1 @@
-"""How scripts are loaded, called and measured, and in which shard they run."""
+"""Loads, calls and measures the scripts, and chooses the shard in which they run."""

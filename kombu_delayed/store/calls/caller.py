@@ -27,25 +27,25 @@ from .shards import QueueShards, Shards
 
 DEFAULT_PARTITION_SIZE = 128
 
-#: A key has at most about so many bytes of messages. Tools move ten keys at a time to another node:
-#: that stalls a server for less than 100 ms.
+#: A key has at most about this many bytes of messages. Tools move ten keys at a time to another
+#: node, and with this size that stalls a server for less than 100 ms.
 DEFAULT_BUCKET_BYTES = 400_000
 
-#: What a script answers that takes compressed messages no more.
+#: The answer of a script that does not take compressed messages any more.
 PLAIN = b"plain"
 
-#: Messages in one call of a script: a call stays below a few milliseconds, and below Lua's stack.
+#: Messages in one call of a script. It then takes a few milliseconds at most and fits Lua's stack.
 CALL_LIMIT = 250
 
-#: One call in so many trims the stream of events that it writes to, and lets it live on. Each tells
-#: of a few hundred messages at the most: far fewer in all than the ten thousand that the server
-#: cuts off at once.
+#: One call in this many trims the stream of events that it writes to and extends its expiry. A call
+#: records a few hundred messages at most, so that is far less than the ten thousand entries that
+#: the server trims at once.
 TRIM_CALLS = 10
 
-#: So does the first one after so long, for a queue of which little is told.
+#: The first call after this time trims too, for a queue with few events.
 TRIM_SECONDS = 1.0
 
-#: So many streams are remembered.
+#: How many streams are remembered.
 TRIM_STREAMS = 4096
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ Self = TypeVar("Self", bound="Caller")
 def _caches(
     prefix: str, steps: tuple[int, ...], separator: str, is_cluster: bool
 ) -> tuple[Callable[[str], QueueKeys], Callable[..., dict[str, Any]]]:
-    """The keys of a queue, and what scripts take of it: the same for all stores of a process."""
+    """Cached queue keys and script arguments, shared by all stores of a process alike."""
 
     @lru_cache(maxsize=1024)
     def keys_of(queue: str) -> QueueKeys:
@@ -92,7 +92,7 @@ def _caches(
 
 
 class Limits(NamedTuple):
-    """When a message counts as poison (0: never), and how many dead letters are kept how long."""
+    """When a message counts as poison (0: never), and how many dead letters are kept, how long."""
 
     max_deliveries: int = 20
     dead_limit: int = 100_000
@@ -100,13 +100,13 @@ class Limits(NamedTuple):
 
 
 class Trimming:
-    """Which calls trim the streams of events. Threads may share it."""
+    """Decides which calls trim the streams of events. Thread-safe."""
 
     def __init__(self) -> None:
         self._rests: dict[str, tuple[int, float]] = {}
 
     def bound(self, stream: str, limit: int) -> int:
-        """The limit of a stream for the next script: below 0 where that need not trim it."""
+        """The limit of a stream for the next script: negative if that need not trim it."""
         calls, until = self._rests.get(stream, (0, 0.0))
         now = monotonic()
         if calls and now < until:
@@ -119,7 +119,7 @@ class Trimming:
 
 
 class Scheduled(NamedTuple):
-    """How many messages went where: into the backlog, to ready at once, or were there already."""
+    """How many messages went into the backlog, were ready at once, or were there already."""
 
     delayed: int
     ready: int
@@ -129,22 +129,22 @@ class Scheduled(NamedTuple):
 class Caller:
     """Runs scripts, each with the keys of a queue. A queue is one shard: see `shards`.
 
-    On a Cluster, whose `client` are `Nodes`, each queue is in one slot, and so on one node.
+    On a Cluster, `client` is a `Nodes`, and each queue is in one slot and so on one node.
 
     `now` is "" for the server's clock, `+ms` for that clock set forward, or a time in milliseconds
-    since the epoch; tests move it. About `event_limit` lifecycle events are kept of each queue; 0:
-    none are written. What sends messages waits for `replicas`, and raises NotReplicated where too
-    few have them in time. With a `format`, it raises FormatError for data of a newer one. Large
-    backlogs are compressed as `compression` says: "zstd", or "" for not at all.
+    since the epoch; tests move it. About `event_limit` lifecycle events are kept per queue; 0
+    writes none. Calls that send messages wait for `replicas` and raise NotReplicated if too few
+    have the messages in time. With a `format`, calls raise FormatError for data of a newer format.
+    `compression` of large backlogs is "zstd", or "" for none.
     """
 
-    #: Of so many queues one call renews the leases.
+    #: In how many queues one call renews the leases.
     renewals_at_once = 250
 
-    #: Of so many queues one command can tell.
+    #: How many queues one command can check.
     look_limit = 100
 
-    #: Errors of one queue's node, which other queues do not share.
+    #: Errors that concern only the node of one queue, not other queues.
     errors_of_one_queue: tuple[type[BaseException], ...] = ()
 
     def __init__(
@@ -167,25 +167,25 @@ class Caller:
         self.client = client
         self.format = format
         self.run = self._connect(client)
-        #: Which node of a Cluster has what; None: there is one server.
+        #: The map of a Cluster's nodes; None for a single server.
         self.cluster = self.run.cluster
-        if self.cluster:  # where all keys of a command have to be in one slot
+        if self.cluster:  # all keys of a command must be in one slot
             self.renewals_at_once = self.look_limit = 1
             self.errors_of_one_queue = UNREACHABLE
         self.shards = self._new_shards(prefix, shards)
         self.replicas = replicas
         self.partition_size = partition_size
-        #: How large a bucket may become; 0: nothing is spread over buckets.
+        #: The maximum size of a bucket; 0: hashes are not spread over buckets.
         self.bucket_bytes = bucket_bytes
         self.limits = limits or Limits()
         self.event_limit = event_limit
         self._trimming = Trimming()
         self.now = now
-        #: Queues with large backlogs, as far as is known: what is sent there is packed.
+        #: Queues known to have large backlogs: messages sent to them are packed.
         self.large: set[str] = set()
         self.compression = compression
         self.known_dictionaries = Known()
-        #: Where scripts are known to work that nobody waits for: a server may have lost them.
+        #: Connections whose server is known to have a script. Only there can it be posted.
         self._posted_over: dict[tuple[ServerConnection, str], int] = {}
         steps = tuple(sorted(priority_steps))
         self.keys, self._known = _caches(prefix, steps, separator, bool(self.cluster))
@@ -198,7 +198,7 @@ class Caller:
         return other
 
     def hang_up(self) -> None:
-        """Close its connections; what needs one opens it again."""
+        """Close the connections; the next call opens them again."""
         (self.client if self.cluster else self.client.connection_pool).disconnect()
 
     def _connect(self, client: Any) -> ServerConnection:
@@ -212,16 +212,16 @@ class Caller:
         return Shards(self.run, prefix, configured)
 
     def queue_with(self, tag: str) -> str:
-        """The queue whose keys have this in braces."""
+        """The queue whose keys have this tag in braces."""
         return queue_with(tag) if self.cluster else tag
 
     def node_of(self, queue: str) -> Node:
-        """The node of a Cluster that has a queue. Raises NodeDown where none has."""
+        """The node of a Cluster that has a queue. Raises NodeDown if none has it."""
         node: Node = self.cluster.node(slot_of(("", self.keys(queue).wake)))
         return node
 
     def without(self: Self, nodes: Collection[Node]) -> Self:
-        """The same store without the shards that some nodes of a Cluster have."""
+        """The same store without the shards on these nodes of a Cluster."""
         other = copy(self)
         other.shards = self.shards.without(partial(self._has_a_node, nodes.__contains__))
         return other
@@ -230,7 +230,7 @@ class Caller:
         return self._has_a_node(self.cluster.is_down, queue)
 
     def _has_a_node(self, of_which: Callable[[Node], bool], queue: str) -> bool:
-        """Whether something is true of a queue's node, or there is none."""
+        """Whether `of_which` is true of the queue's node, or the queue has none."""
         try:
             return of_which(self.node_of(queue))
         except NodeDown:
@@ -238,25 +238,25 @@ class Caller:
 
     @property
     def dictionaries(self) -> Dictionaries:
-        """With what its queues' messages are compressed."""
+        """The dictionaries that compress the messages of queues."""
         return Dictionaries(self)
 
     def send(self, *command: Any) -> Any:
-        """What sends messages: it waits for replicas, and for a slot that moves."""
+        """Run a command that sends messages: waits for replicas, and for a slot that moves."""
         answer = self.run.insist(*command, replicas=self.replicas)
         return self.sent_plain(command) if answer == PLAIN else answer
 
     def sent_plain(self, command: Sequence[Any]) -> Any:
-        """Send again, as it was, what a queue does not take compressed any more."""
+        """Send messages again without compression, because the queue does not take them with it."""
         plain, version = compressing.undone(command)
         self.dictionaries.refused(version)
         return self.run.insist(*plain, replicas=self.replicas)
 
     def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
-        """A script and all that it takes: what is given, and what is known by the same names.
+        """A script with its arguments: the `given` ones, and by name those that the store knows.
 
-        Known are the keys of the queue and what this store was made with. `owner` is the consumer
-        or the job that some of the keys are of.
+        It knows the keys of the queue and its own settings. `owner` is the consumer or the job to
+        which some of the keys belong.
         """
         is_spread = self.format is None or self.format.has_buckets
         bucket_bytes = self.bucket_bytes if is_spread else 0
@@ -268,14 +268,14 @@ class Caller:
         return script(name), {**known, **given}
 
     def ask(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Any:
-        """Run a script, with what it takes as in `call`."""
+        """Run a script, with arguments as in `call`."""
         move, all_given = self.call(name, queue, owner, **given)
         return move(self.run, **all_given)
 
     def in_pages(
         self, name: str, queue: str, owner: str | None = None, /, **given: Any
     ) -> Iterator[list[Any]]:
-        """Run a script until its cursor is 0 again; what it returns behind that, call by call."""
+        """Run a script until its cursor is 0 again; yields the rest of each answer."""
         cursor, more = b"0", True
         while more:
             answer = self.ask(name, queue, owner, cursor=cursor, **given)
@@ -284,7 +284,7 @@ class Caller:
             more = cursor != b"0"
 
     def packer(self, queue: str, expires_ms: int) -> tuple[Packer, str]:
-        """What makes records for a queue, and the dictionary with which it compresses some.
+        """The function that makes records for a queue, and the dictionary that it compresses with.
 
         A queue with an expiry leaves nothing behind, so it has no dictionaries.
         """
@@ -295,7 +295,7 @@ class Caller:
         return pack, ""
 
     def fields(self, queue: str, hash: str, names: Sequence[str | bytes]) -> list[bytes | None]:
-        """What a hash that is spread over buckets has under some names."""
+        """The values of fields of a hash that is spread over buckets; None for a missing field."""
         found = self.ask("records", queue, hash=hash, fields=names) if names else []
         return [
             record and self.unpacked(queue, name, record)
@@ -303,13 +303,13 @@ class Caller:
         ]
 
     def unpacked(self, queue: str, name: str | bytes, record: bytes) -> bytes:
-        """A record as it was before it was packed or compressed. Raises as `readable`."""
+        """Unpack and decompress a record. Raises the errors of `readable`."""
         return self.readable(queue, unpack(name, record))
 
     def readable(self, queue: str, text: bytes) -> bytes:
-        """A message, or a record that is not packed, as it was before it was compressed.
+        """Decompress a message, or a record that is not packed.
 
-        What is damaged stays as it is. Raises CompressionError without the extra.
+        A damaged message is returned unchanged. Raises CompressionError without the extra.
         """
         if compressing.MARK not in text:
             return text
@@ -323,11 +323,11 @@ class Caller:
         return text
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts of many queues in one go; where one was refused, its error is its answer."""
+        """Run scripts of many queues in one go. The answer of a refused script is its error."""
         return send_together(self.run.many, calls)
 
     def all_of(self, calls: Iterable[Call]) -> list[Any]:
-        """As `together`. Raises the first error."""
+        """Run scripts `together`. Raises the first error."""
         return without_errors(self.together([*calls]))
 
     def post(
@@ -337,9 +337,9 @@ class Caller:
         on_error: Callable[[], None],
         on_answer: Callable[[Any], None] = ignore,
     ) -> None:
-        """Send a script and do not wait for its answer, over connections that are known to work.
+        """Send a script without waiting for its answer, if the server is known to have the script.
 
-        Over others it waits. `on_error` and `on_answer` are called as by `ServerConnection.post`.
+        Otherwise it waits. `on_error` and `on_answer` are called as by `ServerConnection.post`.
         """
         command = ("EVALSHA", move.sha, *move.pack(given))
         connection = self.run.to(command)
@@ -359,13 +359,13 @@ class Caller:
         connection.post(*command, on_error=failed, on_answer=on_answer)
 
     def scheduled(self, queue: str, answer: bytes) -> Scheduled:
-        """What the script that schedules has answered."""
+        """Read the answer of the script that schedules."""
         *counts, is_large = numbers(answer)
         (self.large.add if is_large else self.large.discard)(queue)
         return Scheduled(*counts)
 
     def tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
-        """Tell who wants to know of messages that a script has buried."""
+        """Notify the meter and the listeners of messages that a script has buried."""
         instrumentation.tell_of_burials(
             self, queue, [id.decode(errors="surrogateescape") for id in ids]
         )

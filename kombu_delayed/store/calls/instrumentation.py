@@ -1,4 +1,4 @@
-"""Who is told of what happens to messages in this process: a meter, and listeners."""
+"""Reports what happens to messages in this process, to a meter and to listeners."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ logger = get_logger(__name__)
 
 
 class Meter:
-    """Told in whichever thread something happens; this one does nothing with it.
+    """Called in the thread where something happens. The methods of this base class do nothing.
 
-    Its methods are short, and raise nothing. A queue may be one shard of a queue.
+    Methods must be short and raise nothing. A queue may be one shard of a queue.
     """
 
     def scheduled(self, queue: str, count: int) -> None:
-        """So many messages are in the backlog now that were not."""
+        """This number of messages was added to the backlog."""
 
     def consuming(self, queue: str) -> None:
-        """A consumer of this process takes what comes to a queue from now on."""
+        """A consumer of this process consumes a queue from now on."""
 
     def delivered(self, queue: str, late_seconds: float | None, deliveries: int) -> None:
-        """A message goes to its consumer, so long after it was due; None: it was never delayed.
+        """A message goes to its consumer, this late after its due time; None: never delayed.
 
-        `deliveries` counts the earlier ones, which were in vain.
+        `deliveries` counts the earlier deliveries, which failed.
         """
 
     def reclaimed(self, queue: str, count: int) -> None:
-        """So many messages of a consumer that has stopped answering are back."""
+        """This number of messages was reclaimed from a consumer that stopped renewing its lease."""
 
     def buried(self, queue: str, count: int) -> None:
-        """So many messages have become dead letters."""
+        """This number of messages became dead letters."""
 
     def lease_lost(self) -> None:
-        """A consumer of this process has lost its lease, and what it held."""
+        """A consumer of this process has lost its lease and the messages that it held."""
 
     def outcomes_dropped(self, count: int) -> None:
         """This number of task events was dropped."""
 
     def script_took(self, name: str, seconds: float) -> None:
-        """A script was sent and its answer read, or an error."""
+        """A script was sent, and its answer or error read, in `seconds`."""
 
 
-#: The one that is told; None: nobody counts.
+#: The meter in use; None if nothing is measured.
 current: Meter | None = None
 
 #: Called with the store, the queue and the ids of dead letters that this process has made.
@@ -56,7 +56,7 @@ burial_listeners: list[Callable[[Any, str, list[str]], None]] = []
 
 
 def timed(name: str, on_answer: Callable[[Any], None]) -> Callable[[Any], None]:
-    """What takes the answer of a script that is sent now; the meter is told how long it took."""
+    """Wrap `on_answer` for a script that is sent now, to report to the meter how long it took."""
     if (told := current) is None:
         return on_answer
     began = perf_counter()
@@ -69,10 +69,10 @@ def timed(name: str, on_answer: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def tell_of_burials(store: Any, queue: str, ids: list[str]) -> None:
-    """Tell the meter and all listeners.
+    """Notify the meter, and soon all listeners.
 
-    Listeners soon, in a thread of their own: they may take their time, and must not hold up acks,
-    nor the thread that renews the leases.
+    Listeners run in a thread of their own, because they may be slow and must not delay acks or the
+    thread that renews the leases.
     """
     if not ids:
         return
@@ -81,13 +81,13 @@ def tell_of_burials(store: Any, queue: str, ids: list[str]) -> None:
     if burial_listeners:
         try:
             _executor(os.getpid()).submit(_call, store, queue, ids)
-        except RuntimeError:  # the interpreter is about to end
+        except RuntimeError:  # the interpreter is shutting down
             _call(store, queue, ids)
 
 
 @cache
 def _executor(pid: int) -> ThreadPoolExecutor:
-    # A fork has no threads of its parent's.
+    # A fork has none of its parent's threads, so each process has its own executor.
     return ThreadPoolExecutor(1, thread_name_prefix="kombu-delayed-burials")
 
 

@@ -1,4 +1,4 @@
-"""Loads the Lua scripts, and gives them their keys and arguments by name."""
+"""Loads the Lua scripts and passes them their keys and arguments by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Script:
         return _without_unused("\n".join(lines) + "\n")
 
     def _declared(self, kind: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """The local of each key or argument, and where it gets its value."""
+        """The local variable of each key or argument, and the expression of its value."""
         names, table = (self.keys, "KEYS") if kind == "keys" else (self.arguments, "ARGV")
         for word in words:
             parameter = _PARAMETER.fullmatch(word)
@@ -62,7 +62,7 @@ class Script:
             yield name, f"tonumber({value})" if form == ":number" else value
 
     def _with_included(self, line: str) -> Iterator[str]:
-        """A line, behind what it includes, which stands where the line does: in a branch or not."""
+        """The text that a line includes, with the line's indentation, and then the line."""
         if include := _INCLUDE.match(line):
             for name in include[2].split():
                 for each in self._included(name).splitlines():
@@ -78,7 +78,7 @@ class Script:
         return text
 
     def keys_among(self, keys: object, owner: str | None = None) -> dict[str, Any]:
-        """Of its keys those that `keys` has under the same names; some are of an owner."""
+        """The script's keys that `keys` has under the same names, some for an owner."""
         found = {}
         for name in self.keys:
             key = getattr(keys, name, None)
@@ -89,7 +89,7 @@ class Script:
         return found
 
     def pack(self, given: dict[str, Any]) -> tuple[Any, ...]:
-        """What follows the SHA in EVALSHA: number of keys, keys, arguments."""
+        """The part of EVALSHA after the SHA: number of keys, keys, arguments."""
         if given.keys() != self.names:
             raise TypeError(
                 f"{self.name}.lua takes {[*self.keys, *self.arguments]}, not {sorted(given)}"
@@ -102,7 +102,7 @@ class Script:
         return (len(keys), *keys, *arguments)
 
     def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
-        """Run it. A server that has lost its scripts is given this one again."""
+        """Run the script. Sends its source again to a server that has lost it."""
         packed = self.pack(given)
         told = instrumentation.current
         began = perf_counter() if told is not None else 0.0
@@ -118,22 +118,22 @@ class Script:
 #: A script and its arguments.
 Call = tuple[Script, dict[str, Any]]
 
-#: Where `whole` has it: behind the name of the command, the source and the number of keys.
+#: Index of the first key in `whole`: after the command, the source and the number of keys.
 FIRST_KEY = 3
 
 
 def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
-    """The command that runs a script, whole: nobody waits for a server that has lost it."""
+    """The command that runs a script by its source, so that the server need not know it."""
     return ("EVAL", move.source, *move.pack(given))
 
 
 def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call]) -> list[Any]:
-    """Run scripts in one go by `many` of a connection; a refusal is an answer."""
+    """Run scripts in one go by `many` of a connection; an error counts as an answer."""
     began = perf_counter()
     packed = [(move, move.pack(given)) for move, given in calls]
     answers = many([("EVALSHA", move.sha, *arguments) for move, arguments in packed])
     while lost := [n for n, answer in enumerate(answers) if isinstance(answer, NoScriptError)]:
-        # The server is given the first one again, and each node of a Cluster in its turn.
+        # Send the source of the first lost script again; repeated for each node of a Cluster.
         again = [("EVALSHA", packed[n][0].sha, *packed[n][1]) for n in lost[1:]]
         first, arguments = packed[lost[0]]
         found = many([("EVAL", first.source, *arguments), *again])
@@ -146,7 +146,7 @@ def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call])
 
 
 def _without_unused(source: str) -> str:
-    """Without functions that nothing calls: a server makes each of them anew for every call."""
+    """Remove functions that nothing calls, because a server creates each of them in every call."""
     names = Counter(re.findall(r"\w+", re.sub(r"--.*", "", source)))
     left = _FUNCTION.sub(lambda each: "" if names[each[1]] == 1 else each[0], source)
     return source if left == source else _without_unused(left)
@@ -154,7 +154,7 @@ def _without_unused(source: str) -> str:
 
 @cache
 def _sources() -> dict[str, str]:
-    """The text of each file, all read at once: a running process may be upgraded on disk."""
+    """The text of each file. Read all at once, as the files may be upgraded while this runs."""
     folder = files("kombu_delayed.store") / "lua"
     found = {f"include/{each.name}": each for each in (folder / "include").iterdir()}
     found |= {each.name: each for each in folder.iterdir() if each.is_file()}

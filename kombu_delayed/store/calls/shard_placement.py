@@ -1,8 +1,8 @@
-"""Where a queue's shards lie among the slots of a Cluster: evenly, however many there are.
+"""Places the shards of a queue evenly among the slots of a Cluster, for any number of shards.
 
-They go around the circle of slots from the queue's own slot on, first in thirds, then in sixths,
-twelfths and so on, each shard between those that were there before. So three times a power of two
-shards are equally many on each node, where the slots are in equal ranges and the nodes divide them.
+Shards go around the circle of slots, starting at the queue's own slot: first in thirds, then in
+sixths, twelfths and so on, each shard between earlier ones. With three times a power of two shards,
+each node has equally many if the slots are in equal ranges and the nodes divide them.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from ...errors import OptionError
 from .shards import MARK, is_shard, number_of, queue_of
 
-#: The slots in as many ranges, each a cell: who has whole cells has no shard by chance.
+#: The number of equal ranges of slots, called cells. A node with whole cells gets no shard by
+#: chance.
 CELLS = 96
 
-#: How far from its place a shard may lie, as a share of all slots; less than half a cell.
+#: How far from its place a shard may be, as a share of all slots; less than half a cell.
 TOLERANCE = 1 / 200
 
 
 @lru_cache(maxsize=4096)
 def hash_tag(queue: str) -> str:
-    """What is in braces in the keys of a queue or of a shard.
+    """The text in braces in the keys of a queue or of a shard.
 
-    Of a shard it is the name and a salt, which was tried out until the slot was near its place.
-    Where the name has a "}" only what is before it would count, so that one stays as it is. Raises
-    OptionError where nothing is before it: its keys would be in many slots.
+    For a shard it is the name and a salt, chosen by trial so that the slot is near its place. In a
+    name with a "}" only the part before it would count, so such a name is used without a salt.
+    Raises OptionError for a name that begins with "}": its keys would be in many slots.
     """
     if queue.startswith("}"):
         raise OptionError(f"a queue on a Cluster cannot be named {queue!r}: it begins with '}}'")
@@ -46,7 +47,7 @@ def queue_with(tag: str) -> str:
 
 
 def _place(queue: str, number: int) -> float:
-    """From 0 to 1 around the circle: in the middle of a cell."""
+    """The place of a shard on the circle, from 0 to 1: the middle of a cell."""
     cell = (2 * _slot(queue) + 1) * CELLS // (2 * REDIS_CLUSTER_HASH_SLOTS)
     return ((cell + 0.5) / CELLS + (number % 3 + _halvings(number // 3)) / 3) % 1
 

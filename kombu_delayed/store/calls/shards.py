@@ -1,7 +1,7 @@
-"""A queue spread over several: each shard is a queue of its own in Redis, and so in a slot.
+"""Spreads a queue over shards. Each shard is a queue of its own in Redis, and so in one slot.
 
-Shard 0 has the queue's own name, so that a queue can be spread, and put together again, while
-there is something in it.
+Shard 0 has the queue's own name, so that a queue can be spread, and merged again, while it has
+messages.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .scripts import script
 
 logger = get_logger(__name__)
 
-#: Between a queue's name and the number of a shard.
+#: Separates the name of a queue from the number of a shard.
 MARK = "\x1f"
 
-#: How often a process looks whether another one spreads a queue over more shards than it knows.
+#: How often a process checks whether another one spreads a queue over more shards than it knows.
 LOOK_SECONDS = 10.0
 
 #: While the node that knows the number cannot be reached, it is asked this often.
 RETRY_SECONDS = 1.0
 
-#: So many queues that are kept whole are remembered.
+#: How many queues without shards are remembered.
 WHOLE = 10_000
 
-#: Queues of Celery's remote control and events, of which each process has some.
+#: Queues of Celery's remote control and events. Each process has some.
 CELERY_OWN = re.compile(r"\.pidbox$|^celeryev\.")
 
 
 def shard_name(queue: str, number: int) -> str:
-    """What a shard is called in Redis."""
+    """The name of a shard in Redis."""
     return f"{queue}{MARK}{number}" if number else queue
 
 
@@ -54,7 +54,7 @@ def queue_of(shard: str) -> str:
 
 
 def is_shard(name: str) -> bool:
-    """Whether it is a shard that has not its queue's own name."""
+    """Whether this is a shard other than shard 0, which has the name of its queue."""
     return queue_of(name) != name
 
 
@@ -64,12 +64,12 @@ def _can_be_spread(queue: str) -> bool:
 
 
 def number_of(shard: str) -> int:
-    """Which one it is of its queue's shards, from 0 on."""
+    """The number of a shard, from 0."""
     return int(shard.partition(MARK)[2]) if is_shard(shard) else 0
 
 
 def label(shard: str) -> str:
-    """What a shard is called for people."""
+    """The name of a shard for people."""
     return f"{queue_of(shard)}, shard {number_of(shard)}" if is_shard(shard) else shard
 
 
@@ -79,7 +79,7 @@ Self = TypeVar("Self", bound="Shards")
 class Shards:
     """The shards of each queue. `configured` is the transport option `delayed_shards`.
 
-    What they were spread over before is remembered in Redis, for who consumes or looks after them.
+    Redis remembers the highest number of shards of each queue, for consumers and for maintenance.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Shards:
         self._leaves_out: Callable[[str], bool] | None = None
 
     def keep_whole(self, queue: str) -> None:
-        """Spread a queue over no shards: it is temporary, and would leave its number behind."""
+        """Never spread this queue: it is temporary, and its number would stay in Redis."""
         if len(self._whole) >= WHOLE:
             self._whole.clear()
         self._whole.add(queue)
 
     def count(self, queue: str) -> int:
-        """Over how many shards messages are spread that are sent now."""
+        """The number of shards for messages that are sent now."""
         if self._configured == 1 or queue in self._whole:
             return 1
         if not isinstance(self._configured, int):
@@ -120,11 +120,11 @@ class Shards:
             self._most[queue] = self._raise(queue, count)
         return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
 
-    #: Where to send a message: to its home, or to a shard that can take it.
+    #: The shard to send a message to: its home, or another shard that can take it.
     place = home
 
     def all(self, queue: str) -> tuple[str, ...]:
-        """All that there may be messages in, also when fewer are filled now."""
+        """All shards that may have messages, even if messages now go to fewer."""
         found: tuple[str, ...] = (queue,)
         if _can_be_spread(queue):
             count = max(self._known(queue), self.count(queue))
@@ -133,46 +133,46 @@ class Shards:
         return found if leaves_out is None else tuple(n for n in found if not leaves_out(n))
 
     def without(self: Self, leaves_out: Callable[[str], bool]) -> Self:
-        """The same but for some shards, in which nothing is to be looked for."""
+        """The same object, but `all` leaves out some shards."""
         other = copy(self)
         other._leaves_out = leaves_out
         return other
 
     def nearest(self, queue: str, id: str) -> tuple[str, ...]:
-        """As `all`, the shard in front where a message with this id is to be looked for first."""
+        """`all` shards, beginning with the one that most likely has the message with this id."""
         found = self.all(queue)
         home = self.home(queue, id)
         return (home, *(name for name in found if name != home)) if home in found else found
 
     def look_again(self) -> None:
-        """Ask Redis with the next call, for who must miss none."""
+        """Ask Redis again in the next call, for callers that must not miss a shard."""
         self._looked_at = -LOOK_SECONDS
 
     def look_at_all(self, queues: Iterable[str]) -> None:
-        """Ask Redis now, in few round trips, of how many shards these queues have."""
+        """Ask Redis now how many shards these queues have, in few round trips."""
         self.look_again()
 
     def seen(self, shards: Iterable[str]) -> None:
-        """There is something in these. The server knew of no such shard if it had lost its data."""
+        """Note that these shards have messages. A server that lost data may not know of them."""
         for shard in filter(is_shard, shards):
             queue, count = queue_of(shard), number_of(shard) + 1
             if count > self._known(queue):
                 self._most[queue] = count
-                with suppress(ResponseError):  # of a user who may only read
+                with suppress(ResponseError):  # the user may only read
                     self._most[queue] = self._raise(queue, count)
 
     def forget(self, queue: str) -> None:
-        """The queue is deleted."""
+        """Forget the shards of a queue that is deleted."""
         if self._most.pop(queue, 1) > 1:
             self._run("HDEL", self._key, queue)
 
     def _raise(self, queue: str, count: int) -> int:
-        """Remember that a queue is spread over so many; returns the most that it ever was."""
+        """Record the number of shards of a queue; returns the highest number that it ever had."""
         most: int = script("shards")(self._run, counts=self._key, queue=queue, count=count)
         return most
 
     def _known(self, queue: str) -> int:
-        """The most that it was spread over, as far as that is remembered."""
+        """The highest number of shards of a queue, as far as remembered."""
         self._notice_connection()
         now = monotonic()
         if now - self._looked_at >= LOOK_SECONDS:
@@ -184,16 +184,16 @@ class Shards:
         return self._most.get(queue, 1)
 
     def _notice_connection(self) -> None:
-        """A new one may be to a server that has lost what it was told."""
+        """Ask again after a reconnect: the server may have lost its data."""
         if self._over != (generation := self._run.generation):
             self._over = generation
             self.look_again()
 
 
 class QueueShards(Shards):
-    """As `Shards`, remembered with each queue: on a Cluster no queue needs another one's node.
+    """`Shards` for a Cluster: stored next to each queue, so that no queue needs another's node.
 
-    `is_down` says whether the node of a shard is known not to answer.
+    `is_down` returns whether the node of a shard is known not to answer.
     """
 
     def __init__(
@@ -208,15 +208,15 @@ class QueueShards(Shards):
         self._prefix = prefix
         self._is_down = is_down
         self._seen_at: dict[str, float] = {}
-        #: Queues whose node could not be asked when it was last tried.
+        #: Queues whose node could not be asked in the last attempt.
         self._unknown: set[str] = set()
 
     def look_again(self) -> None:
-        """Ask Redis with the next call, for who must miss none."""
+        """Ask Redis again in the next call, for callers that must not miss a shard."""
         self._seen_at.clear()
 
     def place(self, queue: str, id: str) -> str:
-        """As `Shards.place`: another shard while the node of its home is down."""
+        """The home of a message, or another shard while the node of its home is down."""
         home, count = self.home(queue, id), self.count(queue)
         if count == 1 or not self._is_down(home):
             return home
@@ -225,7 +225,7 @@ class QueueShards(Shards):
         return next((shard for shard in others if not self._is_down(shard)), home)
 
     def look_at_all(self, queues: Iterable[str]) -> None:
-        """Ask Redis now; where the node that knows is down, with the next call."""
+        """Ask Redis now, or in the next call if the node that knows is down."""
         self.look_again()
         asked = [queue for queue in queues if _can_be_spread(queue)]
         commands = [("HGET", shard_count(queue, self._prefix), queue) for queue in asked]
@@ -235,14 +235,14 @@ class QueueShards(Shards):
                 self._most[queue], self._seen_at[queue] = int(answer or 1), now
 
     def forget(self, queue: str) -> None:
-        """The queue is deleted."""
+        """Forget the shards of a queue that is deleted."""
         self._seen_at.pop(queue, None)
         if self._most.pop(queue, 1) > 1:
             self._run("DEL", shard_count(queue, self._prefix))
 
     def _raise(self, queue: str, count: int) -> int:
         if queue in self._unknown:
-            return 1  # it is tried when the node has been asked
+            return 1  # tried again once the node has been asked
         key = shard_count(queue, self._prefix)
         try:
             most: int = script("shards")(self._run, counts=key, queue=queue, count=count)
@@ -252,7 +252,7 @@ class QueueShards(Shards):
         return most
 
     def _known(self, queue: str) -> int:
-        """As far as the node that knows can be asked, or could before."""
+        """The highest number of shards, from the node if it answers, else as remembered."""
         self._notice_connection()
         now = monotonic()
         if now - self._seen_at.get(queue, -LOOK_SECONDS) >= LOOK_SECONDS:

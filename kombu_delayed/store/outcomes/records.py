@@ -1,4 +1,4 @@
-"""What became of each task, as workers note it: by its id, for longer than its message is kept."""
+"""Records of outcomes, which workers write by task id. They outlast the messages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ..calls.caller import chunks, without_errors
 from ..calls.scripts import Call
 from ..store import Store
 
-#: What a worker that has nothing to note says so often, and how long it counts as alive.
+#: How often an idle worker reports that it is alive, and how long that counts.
 BEAT_SECONDS, ALIVE_SECONDS = 10.0, 30.0
 
-#: The lists of tasks that are kept by time, and what each is called in Redis.
+#: The lists of tasks that are sorted by time, and the name of each in Redis.
 LISTS = {"failed": "failed-ids", "running": "running", "retrying": "retrying", "slow": "slow"}
 
-#: So many tasks one call reads.
+#: How many tasks one call reads.
 PAGE_SIZE = 100
 
 
 class Note(NamedTuple):
-    """Lines to add to what is known of a task. docs/guides/outcomes.md has their format.
+    """Lines to add to the text of a task, in the format of docs/guides/outcomes.md.
 
-    `state` is what note_outcomes.lua takes, `at_ms` its time, or that of the next attempt. `head`
+    `state` is a state of note_outcomes.lua, `at_ms` its time, or that of the next attempt. `head`
     begins the text of a task that is not known yet.
     """
 
@@ -35,7 +35,7 @@ class Note(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The text of a task, and whether the worker that had it last is alive."""
+    """The text of a task, and whether the last worker that had it is alive."""
 
     queue: str
     id: str
@@ -44,7 +44,7 @@ class Known(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """So many tasks are kept of each table, for so long, at the least."""
+    """The minimum number of tasks that each table keeps, and for how long at least."""
 
     limit: int
     age_ms: int
@@ -64,7 +64,7 @@ class Outcomes:
         worker: str = "",
         alive_ms: int = int(ALIVE_SECONDS * 1000),
     ) -> list[Call]:
-        """The scripts that note them, and say that a worker is alive; `alive_ms` 0: it ends."""
+        """The scripts that record notes and a worker as alive; `alive_ms` 0: the worker ends."""
         return [
             self._store.call(
                 "note_outcomes",
@@ -90,19 +90,19 @@ class Outcomes:
         ]
 
     def get(self, queues: Sequence[str], id: str) -> list[Known]:
-        """What is known of one task in each of these queues, read in one go."""
+        """The records of one task in each of these queues, read in one go."""
         return self.get_many({queue: [id] for queue in queues})
 
     def get_many(self, ids: Mapping[str, Sequence[str]]) -> list[Known]:
-        """What is known of some tasks in each queue, read in one go."""
+        """The records of some tasks in each queue, read in one go."""
         return self.got(ids, self._store.all_of(self.get_calls(ids)))
 
     def get_calls(self, ids: Mapping[str, Sequence[str]]) -> list[Call]:
-        """The scripts that read what is known of some tasks in each queue."""
+        """The scripts that read the records of some tasks in each queue."""
         return [self._store.call("outcomes", queue, ids=names) for queue, names in ids.items()]
 
     def got(self, queues: Iterable[str], answers: Sequence[Any]) -> list[Known]:
-        """What their answers say."""
+        """Read the answers of `get_calls`."""
         return [
             each
             for queue, answer in zip(queues, answers, strict=True)
@@ -110,13 +110,13 @@ class Outcomes:
         ]
 
     def are_recorded(self, queue: str) -> bool:
-        """Whether workers have lately noted any."""
+        """Whether workers have recently recorded any outcome."""
         return bool(self._store.run("EXISTS", self._store.keys(queue).outcomes + "used"))
 
     def counts(self, queues: Sequence[str], of: str) -> dict[str, int]:
         """How many tasks one of `LISTS` has in each of these queues, asked in one go.
 
-        An upper bound: what became of some since is known from their texts only.
+        An upper bound, because only the text of a task shows that its state has changed since.
         """
         keys = [self._store.keys(queue).outcomes + LISTS[of] for queue in queues]
         found = without_errors(self._store.run.many([("ZCARD", key) for key in keys]))

@@ -1,4 +1,4 @@
-"""How tasks go over time, as workers count it: how many end in which way, how late, how long."""
+"""Counts over time, made by workers: how many tasks ended in which way, how late, how long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..store import Store
 
 
 class Level(NamedTuple):
-    """Seconds of a slot, and of all slots that are kept in one hash."""
+    """The length of a slot in seconds, and of all slots in one hash."""
 
     slot: int
     span: int
@@ -24,24 +24,24 @@ class Level(NamedTuple):
 #: The last hour by minutes, the last day by quarters of an hour, the last week by two hours.
 LEVELS = {"hour": Level(60, 3_600), "day": Level(900, 86_400), "week": Level(7_200, 604_800)}
 
-#: Times are counted by these bounds, in ms, and above the last one.
+#: The upper bounds of the counted classes of times, in ms; one more class is above the last.
 BOUNDS_MS = (1, 3, 10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 
-#: Ends that are counted, by what an outcome is called in its record.
+#: The ends that are counted, by the name of the outcome in its record.
 ENDS = {"+": 0, "-": 1, "~": 2, "x": 3}
 
 _TIMES = len(BOUNDS_MS) + 1
-#: Where in the numbers of a task the run times are, and where the lateness is: a sum, then counts.
+#: The positions of run times and lateness in the numbers of a task: each is a sum, then counts.
 _RUNS, _LATE = len(ENDS), len(ENDS) + 1 + _TIMES
 _SIZE = _LATE + 1 + _TIMES
 
-#: Minutes of tasks that a worker remembers while Redis is away.
+#: How many minutes of tasks a worker remembers while it cannot reach Redis.
 MOST = 5_000
 
 
 @dataclass
 class Tally:
-    """What tasks have done in one time."""
+    """The counts of tasks in one slot of time."""
 
     numbers: list[int] = field(default_factory=lambda: [0] * _SIZE)
 
@@ -50,30 +50,30 @@ class Tally:
 
     @classmethod
     def of(cls, text: bytes) -> Tally:
-        """As it is in Redis; a version with more numbers may have written it."""
+        """Read the form in Redis; a version with more numbers may have written it."""
         numbers = [*map(int, text.split())][:_SIZE]
         return cls(numbers + [0] * (_SIZE - len(numbers)))
 
     @property
     def ended(self) -> int:
-        """Attempts that have succeeded or failed, for good or until another try."""
+        """Attempts that succeeded, failed, or will be retried."""
         return sum(self.numbers[:3])
 
     def end(self, state: str) -> int:
-        """How many have ended so: one of `ENDS`."""
+        """How many attempts ended in this way, one of `ENDS`."""
         return self.numbers[ENDS[state]]
 
     def run_seconds(self, share: float) -> float | None:
-        """So long was the run time of such a share at most, about; None: nothing has ended."""
+        """About the longest run time within this share of attempts; None if nothing has ended."""
         return _quantile(self.numbers[_RUNS + 1 : _LATE], share)
 
     def late_seconds(self, share: float) -> float | None:
-        """As `run_seconds`, from when a delayed task was due until it began."""
+        """As `run_seconds`, for the time from the due time of a delayed task until it began."""
         return _quantile(self.numbers[_LATE + 1 :], share)
 
     @property
     def mean_run_seconds(self) -> float | None:
-        """The mean run time; None: nothing has ended."""
+        """The mean run time; None if nothing has ended."""
         count = sum(self.numbers[_RUNS + 1 : _LATE])
         return self.numbers[_RUNS] / count / 1000 if count else None
 
@@ -96,7 +96,7 @@ def _quantile(counts: Sequence[int], share: float) -> float | None:
 
 
 class Tallies:
-    """What a worker counts of one queue, until it is in Redis. For one thread."""
+    """The counts of a worker for one queue, until they are in Redis. Not thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[int, str], Tally] = {}
@@ -104,12 +104,12 @@ class Tallies:
         self._number = 0
 
     def began(self, task: str, at: float, late_ms: float) -> None:
-        """A task that was delayed has begun, so much later than it was due."""
+        """Count the start of a delayed task, `late_ms` after its due time."""
         if (tally := self._tally(task, at)) is not None:
             tally.add_time(_LATE, max(late_ms, 0))
 
     def ended(self, task: str, at: float, state: str, run_ms: float | None) -> None:
-        """A task has ended: `state` is one of `ENDS`."""
+        """Count the end of a task; `state` is one of `ENDS`."""
         if (tally := self._tally(task, at)) is not None:
             tally.numbers[ENDS[state]] += 1
             if run_ms is not None:
@@ -123,7 +123,7 @@ class Tallies:
         return tally
 
     def calls(self, store: Store, queue: str, worker: str) -> list[Call]:
-        """The scripts that add them; the same again until `were_written`."""
+        """The scripts that add the counts; the same scripts again until `were_written`."""
         if not self._sent:
             counts, self._counts = [*self._counts.items()], {}
             for part in chunks(counts):
@@ -141,12 +141,12 @@ class Tallies:
         ]
 
     def were_written(self) -> None:
-        """The last calls have been carried out."""
+        """Forget the last calls, which have run."""
         self._sent = []
 
 
 class Slot(NamedTuple):
-    """What tasks of a name have done in a slot of time, which begins `at` s since the epoch."""
+    """The counts of the tasks of a name in a slot of time, which begins `at` s since the epoch."""
 
     queue: str
     at: int
@@ -155,7 +155,7 @@ class Slot(NamedTuple):
 
 
 def slots(store: Store, queues: Sequence[str], level: str, now: float) -> Iterator[Slot]:
-    """What was counted in the last hour, day or week. A queue is one shard."""
+    """The counts of the last hour, day or week. A queue is one shard."""
     size, span = LEVELS[level]
     first = int(now) // size * size - span + size
     places = [(queue, period) for queue in queues for period in {first // span, int(now) // span}]

@@ -1,4 +1,4 @@
-"""The policies that are declared for queues: what all consumers of a queue go by."""
+"""The policies that are declared for queues. All consumers of a queue apply them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 from ..calls.caller import Caller, without_errors
 from ..calls.scripts import Call
 
-#: What the version begins with of what a producer has offered.
+#: Prefix of the version of policies that a producer has offered.
 _OFFERED = "offered:"
 
-#: What the reason begins with for which a message waits whose task or tenant is paused.
+#: Prefix of the reason for which a message waits while its task or tenant is paused.
 PAUSED = "paused:"
 
 
 class PolicyRecord(NamedTuple):
-    """What is declared for a queue, as JSON, by whom, and when, in ms since the epoch.
+    """The policies declared for a queue, as JSON, by whom, and when, in ms since the epoch.
 
-    An empty `version` and `text`: nothing was ever declared.
+    If nothing was ever declared, `version` and `text` are empty.
     """
 
     version: str = ""
@@ -31,26 +31,26 @@ class PolicyRecord(NamedTuple):
 
     @property
     def is_offered(self) -> bool:
-        """Whether a producer said it where nothing was declared: what consumers say goes first."""
+        """Whether a producer declared it for lack of a declaration: consumers take precedence."""
         return self.version.startswith(_OFFERED)
 
 
 class PolicyRecords:
-    """What is declared for the queues of a store. A queue is one shard."""
+    """The policies declared for the queues of a store. A queue is one shard."""
 
     def __init__(self, store: Caller) -> None:
         self._store = store
 
     def read(self, queue: str) -> PolicyRecord:
-        """What holds for a queue."""
+        """The policies that apply to a queue."""
         return self.read_all([queue])[0]
 
     def read_all(self, queues: Sequence[str]) -> list[PolicyRecord]:
-        """What holds for each of these queues, asked in few round trips. Raises the first error."""
+        """The policies that apply to each queue, in few round trips. Raises the first error."""
         return without_errors(self.read_each(queues))
 
     def read_each(self, queues: Sequence[str]) -> list[PolicyRecord | BaseException]:
-        """As `read_all`. Of a queue that cannot be read the error is in its place."""
+        """`read_all`, with the error in place of the record of a queue that cannot be read."""
         commands = [
             ("HMGET", self._store.keys(queue).policies, "version", "text", "by", "at")
             for queue in queues
@@ -59,19 +59,19 @@ class PolicyRecords:
         return [each if isinstance(each, BaseException) else _read(each) for each in found]
 
     def declare(self, queue: str, text: str, by: str, known: PolicyRecord) -> bool:
-        """Let other policies hold, unless others do than those that are known by now."""
+        """Declare policies for a queue. Returns False if it has others than those in `known`."""
         move, given = self.declare_call(queue, text, by, known)
         return bool(move(self._store.run, **given))
 
     def declare_call(self, queue: str, text: str, by: str, known: PolicyRecord) -> Call:
-        """The script that does it, for who sends it with others."""
+        """The script of `declare` and its arguments, to be sent with other scripts."""
         given = {"known": known.version, "version": version_of_text(text), "text": text, "by": by}
         return self._store.call("declare", queue, **given)
 
     def offer(self, queues: Sequence[str], text: str, by: str) -> None:
-        """Let policies hold for those of these queues for which nothing is declared.
+        """Declare policies for those of these queues that have none.
 
-        What the server refuses stays undone. Raises connection errors.
+        Ignores errors of the server. Raises connection errors.
         """
         version = f"{_OFFERED}{version_of_text(text)}"
         given = {"known": "", "version": version, "text": text, "by": by}
@@ -86,17 +86,17 @@ class PolicyRecords:
 
 
 def version_of_text(text: str) -> str:
-    """The version of what is declared."""
+    """The version of declared policies."""
     return hashlib.sha1(text.encode()).hexdigest()[:10]
 
 
 def as_text(declared: Mapping[str, Any]) -> str:
-    """What is declared, as it is kept: the same text for the same meaning."""
+    """The stored form of declared policies: the same text for the same meaning."""
     return json.dumps(declared, sort_keys=True, separators=(",", ":"))
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """What a text declares; nothing where it is damaged."""
+    """The policies that a text declares; empty if it is damaged."""
     with suppress(ValueError):
         if isinstance(found := json.loads(text or "{}"), dict):
             return found

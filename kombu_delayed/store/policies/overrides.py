@@ -1,4 +1,4 @@
-"""Numbers of limits that were set at run time, and hold in place of those that are declared."""
+"""Numbers of limits that were set at run time. They replace the declared ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..calls.caller import CALL_LIMIT, Caller
 
 
 class Override(NamedTuple):
-    """What was set for a limit; None: that is as it is declared. Times are in ms, 0: no end."""
+    """The numbers set for a limit; None keeps the declared one. Times are in ms, 0 means no end."""
 
     slots: int | None
     every_ms: float | None
@@ -25,19 +25,19 @@ class Override(NamedTuple):
 
     @property
     def numbers(self) -> str:
-        """As scripts read them."""
+        """The numbers in the form that scripts read."""
         each = self.slots, self.every_ms, self.burst
         return " ".join("-" if number is None else repr(number) for number in each)
 
 
 class Overrides:
-    """What was set for the limits of queues. A queue with limits of its own has one shard."""
+    """The overrides of the limits of queues. A queue with limits of its own has one shard."""
 
     def __init__(self, store: Caller) -> None:
         self._store = store
 
     def set(self, queue: str, limit: str, override: Override, length_ms: int = 0) -> None:
-        """Let other numbers hold for a limit, for so long or until `reset`, for what waits too."""
+        """Override a limit for `length_ms` (0: until `reset`). Waiting messages try again."""
         about = {
             "by": override.by,
             "why": override.why,
@@ -49,13 +49,13 @@ class Overrides:
         self._retry(queue, limit)
 
     def reset(self, queue: str, limit: str) -> bool:
-        """Let the declared numbers hold again; returns whether others were set."""
+        """Apply the declared numbers again; returns whether there was an override."""
         was_set = bool(self._store.ask("reset_limit", queue, name=plain(limit)))
         self._retry(queue, limit)
         return was_set
 
     def of(self, queue: str) -> dict[str, Override]:
-        """What holds now, by the names of limits as slots have them."""
+        """The overrides that apply now, by the names of limits in the form of slots."""
         found = self._store.ask("overrides", queue)
         return {name.decode(): _read(text) for name, text in pairs(found)}
 
@@ -68,7 +68,7 @@ class Overrides:
 def _read(text: bytes) -> Override:
     slots, every_ms, burst, until_ms, note = text.decode(errors="replace").split(" ", 4)
     told = {}
-    with suppress(ValueError):  # somebody has written it by hand
+    with suppress(ValueError):  # it was written by hand
         told = json.loads(note)
     return Override(
         None if slots == "-" else int(slots),
