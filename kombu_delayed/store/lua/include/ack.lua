@@ -1,4 +1,4 @@
--- ack: messages that a consumer is done with are forgotten, after events.
+-- ack: delete the messages that a consumer has finished. After events.
 -- needs: unacked consumer tags
 local records = redis.call('HMGET', unacked, unpack(tags))
 local count = redis.call('HDEL', unacked, unpack(tags))

@@ -1,4 +1,4 @@
--- announce: wake tokens for all that can be claimed, after ready and backlog.
+-- announce: put wake tokens for everything that can be claimed. After ready and backlog.
 -- needs: ready gate
 local function announce_all()
   if redis.call('EXISTS', gate .. 'turns', unpack(ready)) > 0 then announce_ready() end

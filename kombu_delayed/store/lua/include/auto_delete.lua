@@ -1,5 +1,6 @@
--- auto_delete: a queue that deletes itself keeps no lease of its only consumer, once that was killed. Where it holds
--- something the lease has to stay, for those who reclaim it; also of a consumer that does not know of the former.
+-- auto_delete: in a queue that deletes itself, the lease of its only consumer expires if that consumer is killed. A
+-- consumer that holds messages keeps its lease, so that others can reclaim them. So does a consumer that joins without
+-- knowing that the queue deletes itself.
 -- needs: nothing
 local function last_while_used(consumers, holds_some, lease_ms)
   local can_go = not holds_some and redis.call('ZCARD', consumers) == 1

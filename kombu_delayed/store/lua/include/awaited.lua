@@ -2,8 +2,8 @@
 -- needs: unique unique_due messages
 local NO_ANSWER = '"delayed_answer": ?null'
 
--- The one that waits under a name and has no answer yet: its member and its record. Somebody may have given it a
--- later due time, so it may outlast its note; and a backup may have brought a copy of one that has ended.
+-- The member and the record of the message that waits under a name and has no answer yet. It may outlast its note,
+-- because it can be rescheduled to a later time. A copy from a backup, of a message that has ended, does not count.
 local function open_message(name, note)
   local member = redis.call('HGET', unique, name) or note and note.id
   local kept = member and bucket_get(messages, member)
@@ -17,7 +17,7 @@ local function take_open(name, member)
   forget(unique, unique_due, name)
 end
 
--- `answer` is a string of JSON. The message has its due time in front, as if it had been promoted.
+-- The message with `answer`, a string of JSON, and with its due time in front, as if it had been promoted.
 local function with_answer(message, answer)
   local first, last = message:find(NO_ANSWER)
   return string.format('{"due_ms":%.0f,', now_ms) .. message:sub(2, first - 1)

@@ -1,4 +1,4 @@
--- backlog: the two-level tree of due times, and the messages that wait in it.
+-- backlog: the two-level tree of due times, with the delayed messages.
 -- needs: partitions delayed messages duplicates
 local function earliest()
   local first = redis.call('ZRANGE', partitions, 0, 0)[1]
@@ -23,9 +23,9 @@ local function move(source, start, count, target)
   end
 end
 
--- Cuts near the median, or near the end where `last_ms`, which came last, is the end: what comes in order leaves
--- full partitions behind and is not moved. Never between equal due times, and moves the smaller side: a
--- thousand messages due at one instant stay where they are.
+-- Splits near the median, or near the end if `last_ms`, the latest addition, is the end: messages that arrive in order
+-- then leave full partitions behind and are not moved. Never splits between equal due times, and moves the smaller
+-- side: a thousand messages due at one instant stay where they are.
 local function split(name, count, last_ms)
   local key = delayed .. name
   local is_in_order = last_ms >= tonumber(redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2])
@@ -62,7 +62,7 @@ local function index(id, due_ms, partition_size)
   if count >= partition_size then split(name, count, due_ms) end
 end
 
--- In the backlog a record has its due time between the step and the message.
+-- In the backlog, a record has its due time between the step and the message.
 local function parts_of(kept)
   return kept:match('^(.)(%d+)(.*)$')
 end
@@ -80,14 +80,14 @@ local function with_due(record, due_ms)
 end
 
 -- Few queues have messages that share an id, or that are less urgent than step 0: `least` is the least urgent step.
--- nil: nobody has asked yet.
+-- Both are nil until `store` reads them.
 local has_duplicates, least
 
--- Stores under the first free of id, id~2, id~3 … and returns that member, or nil where the very same
--- message waits already: its publisher lost the answer and sent it again. With a relative delay it is
--- another message each time, so it may repeat. Some id may itself look like the duplicate of another.
+-- Stores under the first free member of id, id~2, id~3 … and returns it, or nil if the same message is already
+-- delayed: its publisher lost the answer and sent it again. A message with a relative delay is another one each time,
+-- so it may repeat. An id may itself look like a duplicate of another id.
 local function store(id, kept, may_repeat)
-  if has_duplicates == nil then  -- in one call for both: most queues have neither
+  if has_duplicates == nil then  -- one call for both keys: most queues have neither
     has_duplicates = redis.call('EXISTS', duplicates, partitions .. ':urgent') > 0
     least = 0
     if has_duplicates then
@@ -109,7 +109,7 @@ local function store(id, kept, may_repeat)
     if not other then
       free = n
     elseif not may_repeat and same(other, step .. message) then
-      bucket_set(messages, member_of(n), other)  -- WAIT waits for what its sender has written
+      bucket_set(messages, member_of(n), other)  -- a write for the sender's WAIT to wait for
       return nil
     end
   end
@@ -121,7 +121,7 @@ local function store(id, kept, may_repeat)
   return member_of(free)
 end
 
--- Promotion writes behind the brace, which others may not have put first.
+-- Promotion writes after the brace, so spaces that another program put in front of it are removed.
 local function put(id, due_ms, record, partition_size, may_repeat)
   if record:sub(2, 2) ~= '{' then record = record:gsub('^(.)%s+', '%1') end
   local member = store(id, with_due(record, due_ms), may_repeat)
@@ -141,7 +141,7 @@ local function members_of(id)
   return members
 end
 
--- What waits at a gate is in no partition. Its lane finds out when its turn has come.
+-- A message at a gate is in no partition. Its lane notices that it is gone when its turn comes.
 local function unindex(member, due_ms)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, due_ms, '-inf', 'LIMIT', 0, 1)[1]
   local key = name and delayed .. name
@@ -152,7 +152,7 @@ local function unindex(member, due_ms)
   end
 end
 
--- Gives a message that waits another due time.
+-- Gives a delayed message another due time.
 local function put_off(member, step, old_ms, message, due_ms, partition_size)
   unindex(member, old_ms)
   bucket_set(messages, member, string.format('%s%.0f', step, due_ms) .. message)
@@ -163,7 +163,7 @@ local function put_off(member, step, old_ms, message, due_ms, partition_size)
   end
 end
 
--- Takes one message out of the tree: its due time and its record, or nil where it is not delayed.
+-- Removes one message from the tree. Returns its due time and its record, or nil if it is not delayed.
 local function take(member)
   local kept = bucket_get(messages, member)
   local due_ms = kept and kept:match('^.(%d+)')
@@ -177,8 +177,8 @@ local function take(member)
   return due_ms, kept
 end
 
--- Gives members to `take`, which returns how many bytes it has read, a few at a time until it `had` a megabyte: for that the
--- server takes some ten milliseconds. Returns how many were given.
+-- Passes members to `take`, which returns how many bytes it has read: a few at a time, until `had` reaches a megabyte,
+-- which takes the server some ten milliseconds. Returns how many were passed.
 local function give(members, take, had)
   local first = had.count
   while had.count - first < #members and had.bytes < 2 ^ 20 do
@@ -190,7 +190,7 @@ local function give(members, take, had)
   return had.count - first
 end
 
--- Takes what is due out of the tree and gives it to `take`: its members, and whether more is due.
+-- Removes due messages from the tree and passes them to `take`. Returns their members, and whether more are due.
 local function pop_due(now_ms, limit, take)
   local members, had = {}, {bytes = 0, count = 0}
   while #members < limit do
@@ -209,7 +209,7 @@ local function pop_due(now_ms, limit, take)
   return members, next_ms ~= nil and next_ms <= now_ms
 end
 
--- As `pop_due`, from the other end: of what is due, that which has become so last.
+-- As `pop_due`, but from the other end: the messages that became due last.
 local function pop_due_last(now_ms, limit, take)
   local name = redis.call('ZREVRANGEBYSCORE', partitions, now_ms, '-inf', 'LIMIT', 0, 1)[1]
   if not name then return {} end
@@ -221,7 +221,7 @@ local function pop_due_last(now_ms, limit, take)
   return members
 end
 
--- For scripts that have `wake`.
+-- For scripts with the key `wake`.
 local function announce_due(due_ms, earliest_before)
   if not earliest_before or due_ms < earliest_before then
     if redis.call('ZADD', wake, 'LT', due_ms, 'due') == 1 then
@@ -230,14 +230,14 @@ local function announce_due(due_ms, earliest_before)
   end
 end
 
--- What a message remembers of its wait is in front of its JSON, and has no brace inside.
+-- The wait of a message is at the front of its JSON, and has no brace inside.
 local function without_wait(record)
   local due, behind = record:match('^(.{"due_ms": ?%d+, ?)"wait": ?{[^}]*}, ?()')
   if not due then due, behind = record:match('^(.{)"wait": ?{[^}]*}, ?()') end
   return due and due .. record:sub(behind) or record
 end
 
--- As one that has not been promoted.
+-- Also removes the due time of a promotion.
 local function with_wait(record, wait)
   record = without_wait(record:gsub('^(.)%s+', '%1'))
   record = record:gsub('^(.){"due_ms": ?%d+, ?', '%1{')

@@ -1,9 +1,9 @@
--- bucket_add: fields on their way into hashes that are spread over buckets. After buckets.
+-- bucket_add: add fields to hashes that are spread over buckets. After buckets.
 -- needs: bucket_bytes
-local BUCKET_FIELDS = 2  -- so many are not too many, however large
-local unchecked = {}     -- key -> bytes since a bucket of it was looked at; the first one of a call looks
+local BUCKET_FIELDS = 2  -- a bucket with this many fields is never full, however large they are
+local unchecked = {}     -- key -> bytes added since one of its buckets was checked; the first addition of a call checks
 
--- A worker of version 0.1.0, whose name does not end with the length of its lease, would not find what it promotes.
+-- A worker of version 0.1.0 would not find the messages in buckets. Its name does not end with the length of its lease.
 local function all_know_buckets(key)
   for _, name in ipairs(redis.call('ZRANGE', key:match('^.*}:') .. 'consumers', 0, -1)) do
     if not name:find('%-%d+$') then return false end
@@ -17,13 +17,13 @@ local function mean_bytes(bucket)
   return bytes / (#sample / 2)
 end
 
--- One of the last generation, which has just been given a field of so many bytes.
+-- Whether a bucket of the last generation is full, after adding a field of this many bytes.
 local function is_full(bucket, bytes)
   local count = redis.call('HLEN', bucket)
   return count > BUCKET_FIELDS and count * bytes > bucket_bytes and count * mean_bytes(bucket) > bucket_bytes
 end
 
--- Returns whether the field was new; if not, it stays as it is.
+-- Returns whether the field was new; an existing field does not change.
 local function bucket_add(key, field, value)
   local layout = layouts[key] or layout_of(key)
   local hash = layout.last > 0 and hash_of(field) or 0

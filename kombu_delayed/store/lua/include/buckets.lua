@@ -1,9 +1,9 @@
--- buckets: hashes that grow with a queue, each spread over several keys, so that no key becomes too large to be moved or
--- deleted. Generation 0 is the key itself, which is all that most queues have and that version 0.1.0 knows. Generation g
--- has 8^g buckets, `key:8^g` and up, by a hash of the field. When a bucket of the last generation is full, new fields go
--- to another generation, and those that are there stay until they are dropped: nothing is ever moved for it.
--- `key:buckets` is the string "first last", the generations that have fields; none: 0 0. Records of messages are packed
--- from generation 1 on, which all who write or read such a hash know.
+-- buckets: hashes that grow with a queue, each spread over several keys, so that no key becomes too large to be moved
+-- or deleted. Generation 0 is the key itself. Most queues have only that, and version 0.1.0 knows only that.
+-- Generation g has 8^g buckets, `key:8^g` and up, by a hash of the field. When a bucket of the last generation is full,
+-- new fields go to a new generation. Existing fields are never moved: they stay until they are dropped. `key:buckets`
+-- is the string "first last", the generations with fields; without that key it is 0 0. Records of messages are packed
+-- from generation 1 on. All readers and writers of such a hash know this.
 -- include: pack
 -- needs: nothing
 local PER_GENERATION = 8
@@ -31,7 +31,7 @@ local function bucket_name(key, generation, hash)
   return key .. ':' .. size + hash % size
 end
 
--- The value of a field, packed or not, or false; its bucket and the generation of that.
+-- The value of a field, packed or not, or false; its bucket; and the bucket's generation.
 local function bucket_find(key, field)
   local layout = layouts[key] or layout_of(key)
   if layout.last == 0 then return redis.call('HGET', key, field), key, 0 end
@@ -41,7 +41,7 @@ local function bucket_find(key, field)
     local found = redis.call('HGET', bucket, field)
     if found then return found, bucket, generation end
   end
-  return layout.first > 0 and redis.call('HGET', key, field), key, 0  -- a producer of version 0.1.0 has put it there
+  return layout.first > 0 and redis.call('HGET', key, field), key, 0  -- a producer of version 0.1.0 writes there
 end
 
 local function bucket_get(key, field)
@@ -53,8 +53,7 @@ local function bucket_has(key, field)
   return (bucket_find(key, field)) ~= false
 end
 
--- The values of fields, packed or not; false for those that are not there. Of a bucket that has several, they are read
--- in one go.
+-- The values of fields, packed or not; false for missing ones. Several fields of one bucket are read in one call.
 local function bucket_read_all(key, fields)
   local layout = layouts[key] or layout_of(key)
   if layout.last == 0 then return redis.call('HMGET', key, unpack(fields)) end
@@ -84,7 +83,7 @@ local function bucket_get_all(key, fields)
   return found
 end
 
--- Gives a field another value.
+-- Sets the value of a field.
 local function bucket_set(key, field, value)
   local found, bucket, generation = bucket_find(key, field)
   if not found then
@@ -94,7 +93,7 @@ local function bucket_set(key, field, value)
   redis.call('HSET', bucket, field, generation > 0 and packed(field, value) or value)
 end
 
--- For those of the generations from `generation` to `stop`, what `look` returns that is not nil ends it.
+-- Calls `look` with each bucket of the generations from `generation` to `stop` until it returns something.
 local function each_bucket(key, generation, stop, look)
   for g = generation, stop do
     local size = g > 0 and PER_GENERATION ^ g or 1
@@ -105,7 +104,7 @@ local function each_bucket(key, generation, stop, look)
   end
 end
 
--- A bucket has become empty; where its generation is the first one and has no other, that is forgotten.
+-- Forgets the first generation if all its buckets are empty, after one of its buckets has become empty.
 local function leave_first(key)
   local layout = layouts[key]
   local function look(bucket)
@@ -119,12 +118,12 @@ local function leave_first(key)
   layouts[key] = {first = 0, last = 0}
 end
 
--- Fields have left these buckets of the first generation.
+-- After fields have left these buckets of the first generation.
 local function left_buckets(key, names)
   if #names > 0 and redis.call('EXISTS', unpack(names)) < #names then leave_first(key) end
 end
 
--- Returns how many of the fields were there, and their values, packed or not; false for those that were not.
+-- Removes fields. Returns how many existed, and their values, packed or not; false for missing ones.
 local function bucket_take_all(key, fields)
   local found, count = {}, 0
   if (layouts[key] or layout_of(key)).last == 0 then
@@ -162,7 +161,7 @@ local function bucket_drop(key, field)
   return bucket_drop_all(key, {field})
 end
 
--- With the bucket of a field expires what says how many generations there are: not before the last of the buckets.
+-- Lets the bucket of a field expire, and the layout with it: not before the last of the buckets.
 local function bucket_expire(key, field, ms)
   local _, bucket = bucket_find(key, field)
   redis.call('PEXPIRE', bucket, ms)

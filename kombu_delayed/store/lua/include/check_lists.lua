@@ -1,5 +1,4 @@
--- check_lists: before anything moves to the ready lists or from them, a key that another program has overwritten refuses
--- it, while all is where it was.
+-- check_lists: raise an error if another program has overwritten the key of a ready list, before any message moves.
 -- needs: ready
 local function check_lists()
   for _, list in ipairs(ready) do redis.call('LLEN', list) end

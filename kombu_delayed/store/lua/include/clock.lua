@@ -1,4 +1,4 @@
--- clock: the time that this call goes by, in ms since the epoch.
+-- clock: the time of this call, in ms since the epoch.
 -- needs: now
 local now_ms = tonumber(now)                 -- an absolute time, from tests
 if not now_ms or now:sub(1, 1) == '+' then   -- the server's time, or that plus an offset

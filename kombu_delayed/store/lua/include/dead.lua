@@ -1,5 +1,5 @@
--- dead: the dead letters, bounded by count and by age. They have no expiry, as a server may evict what has one; but
--- those of a queue that has an expiry itself do.
+-- dead: the dead letters, limited by count and by age. They have no expiry, because a server may evict keys that have
+-- one. Only the dead letters of a queue with an expiry expire.
 -- needs: dead dead_messages dead_reasons dead_limit dead_age_ms now
 local function forget_dead(members)
   if #members == 0 then return 0 end

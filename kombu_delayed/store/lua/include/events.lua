@@ -1,8 +1,9 @@
--- events: what happens to messages is told in a stream that readers follow.
+-- events: record what happens to messages in a stream that readers follow.
 -- needs: events event_limit
--- Nobody deletes the stream of a queue that is not used any more, so it expires. That and cutting it cost as much as
--- the entry: where `event_limit` is below 0, its caller has let another call do them, not long ago.
-local together  -- what a job does with many messages is one entry: event, task and tenant -> their place -> ids and due times
+-- The stream expires, because nobody deletes the stream of an unused queue. Setting the expiry and trimming cost as
+-- much as the entry, so the caller passes a negative `event_limit` if another call did both not long ago.
+-- A job writes one entry for many messages. It collects them here: event, task and tenant -> ids and due times.
+local together
 
 local function append(version, name, text)
   if event_limit > 0 or not redis.pcall('XADD', events, 'NOMKSTREAM', '*', 'v', version, name, text) then
@@ -13,7 +14,7 @@ local function append(version, name, text)
   end
 end
 
--- Once, at the end of a call that has made a table of `together`.
+-- Writes the entry of a job. Called once, at the end of a call that has set `together`.
 local function tell_together(job)
   if #together == 0 then return end
   local kinds = {}
@@ -21,19 +22,19 @@ local function tell_together(job)
   append('3', 'events', '{"job":' .. cjson.encode(job) .. ',"events":[' .. table.concat(kinds, ',') .. ']}')
 end
 
--- A record does as well as a message. Without `id` it is the message's own, or `name` where it has none. An
--- error here must not stop a move half way.
+-- `message` may be a record too. Without `id`, the id of the message is used, or `name` if it has none. An error here
+-- must not stop a move half way.
 local function tell(event, id, message, due_ms, consumer, deliveries, name, reason)
   if event_limit == 0 then return end
   local _, from = message:find('"headers":', 1, true)
-  local task, own_id, behind, tenant  -- most messages begin as Celery's do, with what JSON needs no escapes for
+  local task, own_id, behind, tenant  -- most messages begin like Celery's, with text that needs no escapes in JSON
   if from then
     task, own_id, behind = message:match('^ ?{"lang": ?"py", ?"task": ?"([^"\\%c]*)", ?"id": ?"([^"\\%c]+)"()', from + 1)
   end
   local is_plain = task
   local at = task and message:find('tenant":', behind, true)
   if at then
-    local inner = message:find('{"', behind, true)  -- begins another object, whose member it may be
+    local inner = message:find('{"', behind, true)  -- another object begins here, and the tenant may be its member
     tenant = not (inner and inner < at) and message:match('^"tenant": ?"([^"\\%c]*)"', at - 1)
     is_plain = tenant
   end
@@ -49,10 +50,10 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
   elseif id ~= own_id then
     id = id:match('^(.*)\31%d+$') or id
   end
-  consumer, deliveries = consumer or '', deliveries ~= 0 and deliveries or '0'  -- to write out a number costs as much as a command
+  consumer, deliveries = consumer or '', deliveries ~= 0 and deliveries or '0'  -- formatting a number costs as much as a command
   local due = 'null'
   if due_ms and due_ms ~= '' then
-    local is_number = type(due_ms) == 'string' and #due_ms < 16 and due_ms:byte() > 48  -- as JSON has them
+    local is_number = type(due_ms) == 'string' and #due_ms < 16 and due_ms:byte() > 48  -- a valid number in JSON
     due = is_number and due_ms or string.format('%.0f', math.min(due_ms, 2 ^ 53))
   end
   if together then
@@ -77,13 +78,13 @@ local function tell(event, id, message, due_ms, consumer, deliveries, name, reas
   append('2', 'event', text)
 end
 
--- Where it has been promoted, a message begins with when it was due.
+-- The due time at the front of a promoted message, or ''.
 local function promoted_ms(message)
   return message:match('^.?{"due_ms": ?(%d+)') or ''
 end
 
--- How often it was delivered in vain. What others wrote there may be of any length; the bound is one that
--- JSON and `..` write out in full. As a rule the end is enough: a message may be long.
+-- How often a message was delivered in vain. Other programs may have written a number of any length there; the bound is
+-- one that JSON and `..` write in full. Usually only the end is searched, because a message may be long.
 local function deliveries_of(message)
   local last = message:byte(-2)
   if not last or last < 48 or last > 57 then return 0 end
@@ -92,7 +93,7 @@ local function deliveries_of(message)
   return math.min(tonumber(text:match(', ?"deliveries": ?(%d+)}$') or 0), 1e9)
 end
 
--- Of a message that a consumer has or had.
+-- `tell` for a message that a consumer holds or held.
 local function tell_of_held(event, record, consumer, deliveries, name, reason)
   if event_limit == 0 then return end
   tell(event, nil, record, promoted_ms(record), consumer, deliveries or deliveries_of(record), name, reason)

@@ -1,5 +1,5 @@
--- expiry: a queue with an expiry leaves nothing behind: what tells of it expires with its ready lists. What is not
--- yet due does not, and the leases of those who have its messages last longer. After ready.
+-- expiry: a queue with an expiry leaves nothing behind: its other keys expire with its ready lists. Messages that are
+-- not yet due do not expire, and the leases of consumers with its messages last longer. After ready.
 -- needs: ready wake
 local function of_queue(name)
   return wake:sub(1, -5) .. name
@@ -9,7 +9,7 @@ local function last_for(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end
 
--- Workers of version 0.1.0, whose names do not end with the length of their lease, cannot make it last.
+-- Workers of version 0.1.0 cannot extend the expiry. Their names do not end with the length of their lease.
 local function leases_last_for(consumers, ms)
   for _, name in ipairs(redis.call('ZRANGE', consumers, 0, -1)) do
     if not name:find('%-%d+$') then return redis.call('PERSIST', consumers) end
@@ -21,12 +21,12 @@ local function expire_in(ms)
   for _, list in ipairs(ready) do redis.call('PEXPIRE', list, ms) end
   for _, name in ipairs({'wake', 'armed', 'events'}) do redis.call('PEXPIRE', of_queue(name), ms) end
   if redis.call('EXISTS', of_queue('unique')) == 0 then return end
-  if redis.call('EXISTS', of_queue('partitions'), of_queue('delayed:waiting')) == 0 then  -- nothing delayed has a key
+  if redis.call('EXISTS', of_queue('partitions'), of_queue('delayed:waiting')) == 0 then  -- none is delayed
     for _, name in ipairs({'unique', 'unique-due'}) do redis.call('PEXPIRE', of_queue(name), ms) end
   end
 end
 
--- For callers that declare it. They leave a note for callers that do not, which may make a list anew.
+-- For callers that declare the expiry. They leave a note for callers that do not, which may create a list again.
 local function expire_as_declared(ms, lease_ms)
   local note = of_queue('expires')
   local kept_ms = ms + (lease_ms > 0 and 10 * lease_ms or math.max(ms, 10000))

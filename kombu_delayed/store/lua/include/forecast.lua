@@ -1,11 +1,11 @@
--- forecast: messages by due time, counted by partitions and not one by one.
+-- forecast: count messages by due time, by partitions instead of one by one.
 -- needs: partitions delayed
--- Looks at `limit` partitions from the rank `start` on, whose names and bounds are `found`. Returns how many
--- are due before the first edge, from each edge to the next and from the last edge on.
+-- Counts `limit` partitions from the rank `start` on, whose names and bounds are `found`. Returns how many messages are
+-- due before the first edge, from each edge to the next, and from the last edge on.
 local function count_by_due(found, edges, limit)
   local counts = {}
   for i = 1, #edges + 1 do counts[i] = 0 end
-  local at = 1  -- the bucket that is open: edges[at] is its end
+  local at = 1  -- the current bucket: edges[at] is its end
   for i = 1, math.min(#found / 2, limit) do
     local key = delayed .. found[2 * i - 1]
     local next_bound = tonumber(found[2 * i + 2] or 'inf')

@@ -1,4 +1,4 @@
--- forget_duplicate: the last message but one that shared an id is gone. Seldom, so included where it is called.
+-- forget_duplicate: forget that an id is shared when no duplicate is left. Rare, so included only where it is called.
 -- needs: messages duplicates
 local function forget_duplicate(member)
   local id = member:match('^(.*)\31%d+$')

@@ -1,8 +1,8 @@
--- gate: messages that wait for their turn. Those with one ticket's lane wait in one line, the lanes of one
--- fairness key share its turns, and of the keys the one goes first that has had least for its weight.
+-- gate: messages that wait for their turn. Messages with the same lane in their tickets wait in one line. The lanes of
+-- a fairness key share its turns, and the key with the fewest turns for its weight goes first.
 -- needs: gate delayed
--- A lane is named by what its messages have in common: rank|key*weight|limit:key*cost|…; `!` before a limit
--- means that they pass it.
+-- The name of a lane is what its messages have in common: rank|key*weight|limit:key*cost|…; `!` before a limit means
+-- that they pass it.
 local waiting = delayed .. 'waiting'
 local LOOK_MS = 60000
 local known = {}
@@ -21,7 +21,7 @@ local function parts_of_lane(lane)
   return parts
 end
 
--- Of the ticket in a record: version, id, place among those due in one millisecond (or empty), lane.
+-- The parts of the ticket in a record: version, id, place among messages due in the same millisecond (or empty), lane.
 local function ticket_in(record)
   local version, id, place, lane = record:match('^[^{]?%d*{"ticket":"([^"|]*)|([^"|]*)|([^"|]*)|([^"]*)"')
   if version then return version, id, place, lane end
@@ -32,7 +32,7 @@ local function ticket_in(record)
   return record:match('^"ticket": ?"([^"|]*)|([^"|]*)|([^"|]*)|([^"]*)"', at)
 end
 
--- As `with_wait`, behind which it is.
+-- Puts a ticket into a record, after the wait.
 local function with_ticket(record, ticket)
   local at = record:find('{', 1, true)
   at = record:match('^"due_ms": ?%d+, ?()', at + 1) or at + 1
@@ -41,13 +41,13 @@ local function with_ticket(record, ticket)
   return record:sub(1, at - 1) .. '"ticket":"' .. ticket .. '",' .. record:sub(behind)
 end
 
--- Lanes of one key: by rank, and then by who has waited longest.
+-- The order of the lanes of a key: by rank, then the one that has waited longest.
 local function order_of(parts, at)
   return parts.rank * 2 ^ 42 + at
 end
 
--- What the last key that had its turn had had before it, and where the last one began that had had none. Who returns
--- begins at the former, and who comes behind the latter.
+-- `now_had`: how many turns the key of the last turn had before it. A returning key begins there.
+-- `last_came`: where the last new key began. A new key begins behind it.
 local now_had, last_came
 
 local function read_now()
@@ -57,15 +57,15 @@ local function read_now()
   last_came = tonumber(came or 0)
 end
 
--- The keys that this call has found or put among those that have turns.
+-- The keys that this call has found among those with turns, or added to them.
 local in_turn = {}
 
 local function had_by(key)
   return tonumber(redis.call('ZSCORE', gate .. 'turns', key) or redis.call('ZSCORE', gate .. 'passed', key) or 0)
 end
 
--- Calls a command with a key and any number of arguments, of which an even number makes sense together; returns what
--- those calls return, one behind the other.
+-- Calls a command with a key and any number of arguments, split into calls with an even number; returns the answers of
+-- all calls in one list.
 local function in_parts(command, key, arguments)
   local answers = {}
   for i = 1, #arguments, 2000 do
@@ -77,7 +77,7 @@ local function in_parts(command, key, arguments)
   return answers
 end
 
--- Lets keys have turns that have none. `stood`: what they had had when they began to wait for a limit.
+-- Gives turns to keys that have none. `stood`: the turns they had had when they began to wait for a limit.
 local function begin_turns(keys, stood)
   local new, turns, gone = {}, {}, {}
   for i, had in ipairs(in_parts('ZMSCORE', gate .. 'turns', keys)) do
@@ -85,7 +85,7 @@ local function begin_turns(keys, stood)
   end
   if #new == 0 then return end
   read_now()
-  local came, behind = last_came, 2 ^ -20  -- so little that a million keys can come before others have two turns
+  local came, behind = last_came, 2 ^ -20  -- so small that a million keys can arrive before others get two turns
   for i, had in ipairs(in_parts('ZMSCORE', gate .. 'passed', new)) do
     if had then gone[#gone + 1] = new[i] end
     had = math.max(tonumber(had or 0), stood or 0)
@@ -100,7 +100,7 @@ local function begin_turns(keys, stood)
   in_parts('ZREM', gate .. 'passed', gone)
 end
 
--- Lets lanes have turns whose first messages are where `heads` says. `stood`: as for `begin_turns`.
+-- Gives turns to lanes. `heads` has the places of their first messages. `stood`: as in `begin_turns`.
 local function open_all(lanes, heads, stood)
   local entries, keys = {}, {}
   for _, lane in ipairs(lanes) do
@@ -114,7 +114,7 @@ local function open_all(lanes, heads, stood)
   begin_turns(keys, stood)
 end
 
--- Lets a lane have turns; returns whether it has a message. `stood`: as for `begin_turns`.
+-- Gives turns to a lane; returns whether it has a message. `stood`: as in `begin_turns`.
 local function open(lane, stood)
   local head = redis.call('ZRANGE', gate .. 'lane:' .. lane, 0, 0, 'WITHSCORES')[2]
   if head then
@@ -125,7 +125,7 @@ local function open(lane, stood)
   return head ~= nil
 end
 
--- Lets a lane have no turns; `is_only`: its key has none any more then; `had`: what the key has had.
+-- Takes the turns from a lane. `is_only`: its key has no other lane with turns; `had`: the turns the key has had.
 local function close(lane, is_only, key, had)
   redis.call('ZREM', gate .. 'turn:' .. key, lane)
   if is_only then
@@ -140,7 +140,7 @@ local function blocked_line(limit, key)
   return gate .. 'blocked:' .. limit .. '|' .. key
 end
 
--- Takes a lane out of those of its key that wait for a limit; `has_others`: so do other keys.
+-- Removes a lane from the lanes of its key that wait for a limit; `has_others`: other keys wait for it too.
 local function leave_line(limit, key, lane, has_others)
   local line = blocked_line(limit, key)
   redis.call('ZREM', line, lane)
@@ -149,7 +149,7 @@ local function leave_line(limit, key, lane, has_others)
   if not has_others then redis.call('ZREM', gate .. 'looks', limit) end
 end
 
--- Lets the lane whose turn is first wait for a limit no longer; returns whether there was one.
+-- Ends the wait of the first lane in line for a limit; returns whether there was one.
 local function unblock(limit)
   local blocked = gate .. 'blocked:' .. limit
   local tries = 0
@@ -158,7 +158,7 @@ local function unblock(limit)
     if not key then return false end
     tries = tries + 1
     local had = other and tries < 10 and had_by(key)
-    if had and had > tonumber(other_had) then  -- it has had turns in other lanes meanwhile
+    if had and had > tonumber(other_had) then  -- it has had turns in other lanes since
       redis.call('ZADD', blocked, had, key)
     else
       local lane = redis.call('ZRANGE', blocked_line(limit, key), 0, 0)[1]
@@ -168,7 +168,7 @@ local function unblock(limit)
   end
 end
 
--- Messages that come, by due time; lanes, with the lines and the lowest place of what comes there; and how many.
+-- Arriving messages, by due time; lanes, with the lines and the lowest place of the messages that arrive; the count.
 local coming
 
 local function none_come()
@@ -177,7 +177,7 @@ end
 
 none_come()
 
--- Lets a message wait that the backlog has the record of, under `member`: from `let_arrive` on, for all at once.
+-- Lets a message wait whose record is in the backlog under `member`. `let_arrive` puts all of them in line at once.
 local function admit(member, lane, due_ms, place)
   coming.count = coming.count + 1
   local at = due_ms + (tonumber(place) or math.min(coming.count, 4095)) / 4096
@@ -191,7 +191,7 @@ local function admit(member, lane, due_ms, place)
   coming.lowest[lane] = math.min(coming.lowest[lane] or at, at)
 end
 
--- Puts all that has been admitted in line; returns those of its lanes that wait for a limit, each with that.
+-- Puts all admitted messages in line; returns those of their lanes that wait for a limit, each with the limit.
 local function let_arrive()
   in_parts('ZADD', waiting, coming.members)
   local new, blocked = {}, {}
@@ -212,10 +212,10 @@ local function let_arrive()
   return blocked
 end
 
--- Lets a message wait that the backlog has not. Where it had no due time, that becomes the time when it was sent, if it
--- says so, or now. Returns its member and its record there.
+-- Lets a message wait that is not in the backlog. Without a due time, it gets the time when it was sent, if it records
+-- that, or now. Returns its member and its record in the backlog.
 local function admit_new(step, message, id, lane, place)
-  if message:byte() ~= 123 then message = message:gsub('^%s+', '') end  -- promotion writes behind the {
+  if message:byte() ~= 123 then message = message:gsub('^%s+', '') end  -- promotion writes after the {
   local due_ms, behind = message:match('^{"due_ms": ?(%d+), ?()')
   if due_ms then message = '{' .. message:sub(behind) end
   due_ms = tonumber(due_ms or math.min(message:match('^{"wait": ?{"first_due_ms": ?(%d+)') or now_ms, now_ms))

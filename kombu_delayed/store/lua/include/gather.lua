@@ -1,11 +1,10 @@
--- gather: messages on their way into the tree; those that go to one partition one after the other are indexed
--- together. After backlog.
+-- gather: add messages to the tree. Consecutive messages of one partition are indexed together. After backlog.
 -- needs: partitions delayed partition_size
 local gathered = {}
 local place, from_ms, to_ms
 local room = 0
 
--- What is gathered is in the tree only after that. Others may then have changed it.
+-- Only this puts gathered messages into the tree. Other functions may change the tree afterwards.
 local function index_gathered()
   if #gathered > 0 then
     local key = delayed .. place
@@ -16,7 +15,7 @@ local function index_gathered()
   place = nil
 end
 
--- Its bounds are only worth asking for where a second one goes there.
+-- The bounds of a partition are only worth reading for its second message.
 local function find_place(due_ms)
   local found = partition_for(due_ms)
   if found == place then

@@ -1,8 +1,8 @@
--- has_needle: whether a message has a text, or may have it where it is compressed. After buckets.
+-- has_needle: whether a message contains a text, or may contain it because it is compressed. After buckets.
 -- needs: needle
 
--- A word that is in nothing that packing leaves out but the id need not be searched for in a record that is put together
--- again: it lies in one part, or in the id.
+-- A record need not be unpacked to search for a word that occurs in none of the texts that packing leaves out: the word
+-- is within one part, or in the id, which packing leaves out too.
 local LEFT_OUT = table.concat({
   '"lang": "py"', BEHIND_BODY, BEHIND_TASK, BEHIND_ID, BEHIND_ETA, NO_PARENT, ', "argsrepr": "', '", "kwargsrepr": "', '", "origin": "',
   BEHIND_ORIGIN, 'false true', NO_STAMPS, BEHIND_FLAGS, BEHIND_CORRELATION, BEHIND_REPLY, BEHIND_ROUTE,

@@ -1,12 +1,13 @@
--- ledger: what a job has done with which id. It has no expiry, as a server may evict what has one; but that of a queue
--- that has an expiry itself does. When another one may go is kept beside it. After clock and past_ledgers.
+-- ledger: records what a job has done with each id. A ledger has no expiry, because a server may evict keys that have
+-- one. Only in a queue with an expiry does it expire. `ledgers_until` has the time when each ledger may be dropped.
+-- After clock and past_ledgers.
 -- needs: job ledgers_until ledger_seconds now
--- The first ids are in the job's own hash, later ones in one of 4,096 slices, each of which is kept and dropped as a
--- ledger of its own: no hash is so large that the server stands still when it goes. Older code has one hash for all.
+-- The first ids are in the job's own hash, later ones in one of 4,096 slices. Each slice is kept and dropped like a
+-- ledger of its own, so that dropping a hash never blocks the server. Older code has one hash for all ids.
 local is_sliced, in_slices = false, 0
-local slices = {}  -- those that this call looks at -> their number
-local slice_of = {}  -- id -> the slice that it belongs to
-local in_job = {}  -- id -> what the job's own hash has of it
+local slices = {}  -- slice that this call uses -> its number
+local slice_of = {}  -- id -> its slice
+local in_job = {}  -- id -> its value in the job's own hash
 
 local function begin(ledgers)
   local until_ms, entries = string.format('%.0f', now_ms + ledger_seconds * 1000), {}
@@ -19,7 +20,7 @@ local function begin(ledgers)
   end
 end
 
--- Of the job whose ledger it is: behind its name is what it does, where that is not to schedule.
+-- The name of the job of this ledger, without its operation, which follows the name unless it is to schedule.
 local function job_name(operation)
   local name = job:sub(#ledgers_until - #'ledgers-until' + #'job:' + 1)
   return operation and name:match('^(.*):' .. operation .. '$') or name
@@ -40,7 +41,8 @@ local function find_slices(ids)
   begin(found)
 end
 
--- Before it is read; each entry begins with an id. A full server refuses the first write, before anything is done.
+-- Call this before the ledger is read. Each entry begins with an id. A full server refuses the first write here, before
+-- any other change.
 local function begin_ledger(entries, length)
   begin({job})
   is_sliced = #entries > 0 and redis.call('HLEN', job) >= 512
@@ -59,15 +61,15 @@ local function claim_in_ledger(id)
   return true
 end
 
--- For an id that has been claimed.
+-- Records the result for an id that was claimed.
 local function note_in_ledger(id, done)
   redis.call('HSET', is_sliced and slice_of[id] or job, id, done)
 end
 
--- Slices that expire do so one after another: the server deletes what expires in its own thread.
+-- Slices expire one after another, because the server deletes expired keys in its main thread.
 local function keep(key, expires, later_ms)
   if not expires then
-    redis.call('PERSIST', key)  -- older code has given it an expiry
+    redis.call('PERSIST', key)  -- older code may have set an expiry
   elseif redis.call('PTTL', key) < ledger_seconds * 1000 + later_ms then
     redis.call('PEXPIRE', key, ledger_seconds * 1000 + later_ms)
   end
@@ -78,7 +80,7 @@ local function count_done(done, of, run, attempt)
   if attempt ~= '' and redis.call('HINCRBY', job, attempt, of) == of then redis.call('HINCRBY', job, '\31attempts', 1) end
 end
 
--- When it has been written.
+-- Call this after the ledger is written.
 local function keep_ledger()
   local expires = redis.call('EXISTS', ledgers_until:sub(1, -#'ledgers-until' - 1) .. 'expires') == 1
   if in_slices > 0 then

@@ -1,8 +1,8 @@
--- limits: how many messages of a key may run at once, and how fast they may begin, after clock and gate.
+-- limits: how many messages of a key may run at once, and how fast they may start. After clock and gate.
 -- needs: gate limits
 local limit_of = {}
 local minds_lateness = false
--- Of global limits, by limit and key: for how many slots messages may be handed out in this call. See share.
+-- For global limits, by limit and key: the number of slots that messages of this call may use. See share.
 local allowed, has_shared, SHARED_LOOK_MS = {}, false, 1000
 for name, most, every_ms, burst, after_ms, shared in limits:gmatch('([^ ;]*) (%S+) (%S+) (%S+) ([^ ;]+)([^;]*);') do
   limit_of[name] = {
@@ -13,7 +13,7 @@ for name, most, every_ms, burst, after_ms, shared in limits:gmatch('([^ ;]*) (%S
   minds_lateness = minds_lateness or after_ms ~= '0'
 end
 
--- What was set at run time takes the place of what is declared: `slots ms burst until JSON`, - for as declared.
+-- Numbers set at run time override the declared ones: `slots ms burst until JSON`, with - for the declared number.
 local overrides = redis.call('HGETALL', gate .. 'overrides')
 for i = 1, #overrides, 2 do
   local limit = limit_of[overrides[i]]
@@ -36,7 +36,7 @@ local function in_use(use)
   return tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
 end
 
--- How long it takes all its tokens to come.
+-- How long it takes until all tokens are back.
 local function fills_in_ms(limit)
   return limit.burst * limit.every_ms
 end
@@ -45,7 +45,7 @@ local function spend(use, until_ms)
   redis.call('SET', gate .. 'rate:' .. use.limit, string.format('%.3f', until_ms), 'PX', math.max(math.ceil(until_ms - now_ms), 1))
 end
 
--- Until when its tokens are spent. Where that is longer than all of them last, the clock was set back since.
+-- The time until which the tokens are spent. If it is further away than all tokens last, the clock was set back since.
 local function spent_until(use)
   local spent_ms = tonumber(redis.call('GET', gate .. 'rate:' .. use.limit) or 0)
   local most_ms = now_ms + fills_in_ms(limit_of[use.name])
@@ -56,7 +56,7 @@ local function spent_until(use)
   return math.max(spent_ms, now_ms)
 end
 
--- For a message that was due then: where there is room now, true; else false and when to look again.
+-- Whether a limit has capacity now for a message with this due time; if not, also when to look again.
 local function has_room(use, due_ms)
   local limit = limit_of[use.name]
   if not limit or use.passes then return true end
@@ -73,7 +73,7 @@ local function has_room(use, due_ms)
   return true
 end
 
--- Takes the room of one message in all limits of its lane; returns the slots that are to be given back.
+-- Takes the capacity of one message in all limits of its lane; returns the slots that must be released later.
 local function take_room(uses, due_ms)
   local slots = ''
   for _, use in ipairs(uses) do
@@ -91,11 +91,11 @@ local function take_room(uses, due_ms)
   return slots
 end
 
--- Whether lanes wait for limits; nil where nobody has looked. Limits for which none waits, where that is known.
+-- `some_wait`: whether lanes wait for limits; nil before the first look. `nobody_waits`: limits known to have none.
 local some_wait
 local nobody_waits = {}
 
--- The first key that waits for a limit, and what it has had; nil where none waits.
+-- The first key that waits for a limit, and the turns it has had; nil if none waits.
 local function first_to_wait(limit)
   if not some_wait or nobody_waits[limit] then return nil end
   local key, had = unpack(redis.call('ZRANGE', gate .. 'blocked:' .. limit, 0, 0, 'WITHSCORES'))
@@ -103,8 +103,8 @@ local function first_to_wait(limit)
   return key, tonumber(had)
 end
 
--- Whether a lane has to leave its room to one that waits for the limit: that comes first, and needs more. `had`,
--- `order`: as for `block`.
+-- Whether a lane must leave its capacity to a lane that waits for the limit, which comes first and needs more. `had`,
+-- `order`: as in `block`.
 local function is_for_others(use, due_ms, key, had, order)
   local limit = limit_of[use.name]
   if not limit or use.passes or use.cost == 0 then return false end
@@ -119,7 +119,7 @@ local function is_for_others(use, due_ms, key, had, order)
   return had > now_had
 end
 
--- Where a limit has room, another lane that waits for it may try: now, or when the next token is due.
+-- Lets another lane try that waits for one of these limits: now if there is capacity, or when the next token is due.
 local function let_next(uses, but)
   for _, use in ipairs(uses) do
     if use.limit ~= but and first_to_wait(use.limit) then
@@ -129,8 +129,8 @@ local function let_next(uses, but)
   end
 end
 
--- Lets a lane wait for a limit; `had` is its key's place, and `order` its own among the lanes of that key, of which
--- it may be the only one that has turns. `is_left`: it leaves its room to the first that waits.
+-- Lets a lane wait for a limit. `had` is the place of its key, `order` the place of the lane among those of the key.
+-- `is_only`: no other lane of the key has turns. `is_left`: the lane leaves its capacity to the first that waits.
 local function block(lane, parts, limit, look_ms, had, order, is_only, is_left)
   redis.call('ZADD', gate .. 'blocked:' .. limit, had, parts.key)
   redis.call('ZADD', blocked_line(limit, parts.key), order, lane)
@@ -142,7 +142,7 @@ local function block(lane, parts, limit, look_ms, had, order, is_only, is_left)
   let_next(parts.uses, limit)
 end
 
--- As `let_arrive`. Where those that are late wait for a token, one that is not late may go on.
+-- As `let_arrive`, but while late messages wait for a token, a message that is not late may continue.
 local function let_arrive_in_time()
   for lane, limit in pairs(let_arrive()) do
     local numbers = limit_of[limit:match('^[^:]*')]
@@ -158,7 +158,7 @@ local function next_look()
   return tonumber(redis.call('ZRANGE', gate .. 'looks', 0, 0, 'WITHSCORES')[2])
 end
 
--- When to look at these limits was said by a clock that has been set back since.
+-- Corrects the times for looking at these limits if the clock was set back since.
 local function look_sooner(looks)
   for i = 1, #looks, 2 do
     local limit = limit_of[looks[i]:match('^[^:]*')]
@@ -167,7 +167,7 @@ local function look_sooner(looks)
   end
 end
 
--- Limits whose time has come, or all: the next token is due, or nobody has told of room for long.
+-- Looks at limits whose time has come, or at all: the next token is due, or capacity was not reported for long.
 local function look(at_all)
   local last = redis.call('ZREVRANGEBYSCORE', gate .. 'looks', '+inf', now_ms + LOOK_MS, 'WITHSCORES', 'LIMIT', 0, 100)
   if #last > 0 then look_sooner(last) end

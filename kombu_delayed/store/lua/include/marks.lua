@@ -1,7 +1,7 @@
--- marks: what makes two messages the same one.
+-- marks: decide whether two messages are the same.
 -- needs: nothing
--- Who sent a message does not make it another one: the tag is new each time, and a program that is started again has
--- another origin and another queue for replies.
+-- The sender does not matter: the tag is new each time, and a restarted program has another origin and another queue
+-- for replies.
 local function without_sender(text)
   for _, name in ipairs({'delivery_tag', 'origin', 'reply_to'}) do
     text = text:gsub('"' .. name .. '": ?"[^"]*"', '', 1)
@@ -9,8 +9,8 @@ local function without_sender(text)
   return text
 end
 
--- Of one that is compressed, or to be compared with such a one: what is in front, ETA, retries, deliveries, and a digest
--- of the rest, which message/compressing.py makes of a text without these.
+-- The marks of a message that is compressed, or is compared with one: its front, ETA, retries, deliveries, and a digest
+-- of the rest, which message/compressing.py makes from the text without these.
 local function marks_of(text)
   local front, head, digest = text:match('^(.{.-)"headers": {"lang"(.-)}, "x%-zstd": "........(........)[^"]*"')
   local retries = '"group_index": ?[^,"{}]*, ?"retries": ?'

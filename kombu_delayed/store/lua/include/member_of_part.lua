@@ -1,8 +1,8 @@
--- member_of_part: a member of `headers` or `properties` as text; '' where there is none. In the body, which is text
--- itself, quotes are escaped, so nothing there is taken for it. What few messages need is included where it is called.
+-- member_of_part: a member of `headers` or `properties` as text, or ''. The body is a string with escaped quotes, so
+-- nothing in it is mistaken for the member. Few messages need this, so it is included only where it is called.
 -- needs: nothing
 local function member_of_part(message, part, name)
-  -- The text of a JSON string that begins behind `at`, its escapes undone; nil where none begins there.
+  -- The text of a JSON string that begins at `at`, unescaped; nil if none begins there.
   local function string_at(at)
     local text = message:match('^ ?"([^"\\]*)"', at)
     if text then return text end
@@ -27,7 +27,7 @@ local function member_of_part(message, part, name)
     return (type(value) == 'string' or type(value) == 'number') and tostring(value) or ''
   end
 
-  -- The slow way, for what the fast one cannot tell.
+  -- The slow way, if the fast one cannot decide.
   local function decoded()
     local readable, content = pcall(cjson.decode, message:match('{%s*".*'))
     local members = readable and type(content) == 'table' and content[part]
@@ -37,7 +37,7 @@ local function member_of_part(message, part, name)
   local _, from = message:find('"' .. part .. '":', 1, true)
   local _, at = message:find('"' .. name .. '":', from or 1, true)
   if not from or not at then return '' end
-  -- In a string the quote would be escaped: this begins another object, whose member it may be.
+  -- In a string the quote would be escaped. So another object begins here, and the member may be part of it.
   local inner = message:find('{"', from + 3, true)
   if inner and inner < at then return decoded() end
   local text = string_at(at + 1)

@@ -1,9 +1,9 @@
--- moved: which messages have lately come to another place in the backlog, for who reads it bit by bit.
+-- moved: record messages that moved to another place in the backlog, for readers that read it in many calls.
 -- needs: moved
 local MOVES_KEPT_US = 3600 * 1000000
 local move_at
 
--- In µs by the server's clock; where that has gone back, the next number after the last.
+-- In µs by the server's clock, or the last number plus one if the clock has gone back.
 local function next_move()
   local time = redis.call('TIME')
   local now_us = time[1] * 1000000 + time[2]

@@ -1,10 +1,10 @@
--- notes: what is kept under a name for a time, as JSON. After clock.
+-- notes: facts that are kept under a name for a time, as JSON. After clock.
 -- needs: expectations expectations_until now
 local function keep_until(kind, times, name, facts, until_ms)
   facts.until_ms = until_ms
   redis.call('HSET', kind, name, cjson.encode(facts))
   redis.call('ZADD', times, string.format('%.0f', until_ms), name)
-  redis.call('PERSIST', kind)  -- older code has given them an expiry, and a server may evict what has one
+  redis.call('PERSIST', kind)  -- older code set an expiry, and a server may evict keys that have one
   redis.call('PERSIST', times)
 end
 
@@ -13,7 +13,7 @@ local function forget(kind, times, name)
   redis.call('ZREM', times, name)
 end
 
--- What is kept and not past; nil where there is nothing, or it was damaged.
+-- The facts under a name; nil if there are none, or they have expired or are damaged.
 local function facts_of(kind, name)
   local text = redis.call('HGET', kind, name)
   local readable, facts = pcall(cjson.decode, text or '')
@@ -21,7 +21,7 @@ local function facts_of(kind, name)
   return is_whole and facts.until_ms > now_ms and facts or nil
 end
 
--- What is past is cleared a little each time.
+-- Each call removes a few expired notes.
 local function clear_past(kind, times)
   for _, name in ipairs(redis.call('ZRANGEBYSCORE', times, '-inf', now_ms, 'LIMIT', 0, 10)) do
     forget(kind, times, name)

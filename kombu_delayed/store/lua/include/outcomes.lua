@@ -1,15 +1,15 @@
--- outcomes: what became of tasks, one text for each id, in hashes that are bounded.
+-- outcomes: the outcomes of tasks, one text for each id, in hashes of bounded size.
 -- needs: outcomes
--- An id is in one of 32 buckets of one of three tables: `live` for what has not ended, `failed` for what has failed
--- at least once, `ended` for the rest, so that many successes push out no failure and no task that runs. A bucket is
--- two hashes, the newer of which takes the place of the older one when it is full or old: nothing is looked through.
+-- An id is in one of 32 buckets of one of three tables: `live` for tasks that have not ended, `failed` for tasks that
+-- have failed at least once, `ended` for the rest. So many successes push out no failure and no running task. A bucket
+-- is two hashes. When the newer one is full or old it replaces the older one, so that no scan is needed.
 local TABLES = {'live', 'failed', 'ended'}
 
 local function bucket_of(id)
   return tonumber(redis.sha1hex(id):sub(1, 2), 16) % 32
 end
 
--- The hashes of a bucket, in the order in which an id is looked for. Most are not there, which is asked once in a call.
+-- The hashes of a bucket, in the order in which they are searched. Most do not exist, which a call checks once.
 local hashes = {}
 local function hashes_of(bucket)
   if hashes[bucket] then return hashes[bucket] end
@@ -31,7 +31,7 @@ local function find_outcome(id)
   end
 end
 
--- Whether the worker that had the task last is alive: 1 or 0.
+-- Whether the last worker that had the task is alive: 1 or 0.
 local function is_alive(text)
   local last
   for worker in text:gmatch('%["[rs]",%d+,%d+,"([^"]*)"') do last = worker end
@@ -39,7 +39,7 @@ local function is_alive(text)
   return until_ms and tonumber(until_ms) > now_ms and 1 or 0
 end
 
--- An id that is known, its text, and whether that worker is alive, at the end of `answer`.
+-- Appends to `answer` the id, if it is known, its text, and whether that worker is alive.
 local function add_outcome(answer, id)
   local text = find_outcome(id)
   if text then

@@ -1,5 +1,5 @@
--- override: whether what was set for a limit at run time still holds, after clock. It is `slots ms burst until JSON`;
--- without an end until is 0.
+-- override: whether the numbers set for a limit at run time still apply. After clock. They are
+-- `slots ms burst until JSON`, where until is 0 if there is no end.
 -- needs: nothing
 local function holds_still(override)
   local until_ms = tonumber(override:match('^%S+ %S+ %S+ (%d+) ') or 1)

@@ -1,15 +1,15 @@
--- pack: records of large hashes without what all tasks of Celery have in common; message/packing.py packs what is sent.
--- A record is a priority step, maybe a due time, and JSON. Packed, it has \1 in place of the brace, three letters that say
--- what is left out of flags, eta and body, and nine parts behind their lengths. JSON has no such character. What was packed
--- has to stay readable: with another text in common, it would have to be another character.
--- A message that message/compressing.py has compressed has z as its first letter, u as its second one where its ETA is
--- in UTC, and four parts: what is in front of its headers, task, what is behind the id in the headers, and what nobody
--- reads here.
+-- pack: records of large hashes, without the text that all tasks of Celery have in common. message/packing.py packs the
+-- records that are sent. A record is a priority step, maybe a due time, and JSON. Packed, it has \1 in place of the
+-- brace, three letters for the texts that are left out of flags, eta and body, and nine parts, each after its length.
+-- JSON has no character \1. Packed records must stay readable: another common text would need another character.
+-- A message compressed by message/compressing.py has z as its first letter, u as its second if its ETA is in UTC, and
+-- four parts: the text before its headers, the task, the text after the id in the headers, and the value of "x-zstd",
+-- which is not parsed here.
 -- needs: nothing
 local LONGEST_PART = 65535
 local PARTS = '>Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0'
 
--- Behind arguments, in base64, which has one of three forms.
+-- The end of a body after the arguments, in base64, which has one of three forms.
 local BODY_ENDS = {
   a = 'LCB7ImNhbGxiYWNrcyI6IG51bGwsICJlcnJiYWNrcyI6IG51bGwsICJjaGFpbiI6IG51bGwsICJjaG9yZCI6IG51bGx9XQ==',
   b = 'eyJjYWxsYmFja3MiOiBudWxsLCAiZXJyYmFja3MiOiBudWxsLCAiY2hhaW4iOiBudWxsLCAiY2hvcmQiOiBudWxsfV0=',
@@ -32,7 +32,7 @@ end
 
 local HEADERS, ZSTD = '"headers": {"lang": "py", "task": "', '}, "x-zstd": "'
 
--- A message that is compressed, if it is that of its field.
+-- Packs a compressed message, if its id is that of the field.
 local function packed_compressed(field, record)
   local front, before, task, id, head, frame, behind =
     record:match('^(.%d*){(.-)"headers": {"lang": "py", "task": "([^"]*)", "id": "([^"]*)"([^{}]*)}, "x%-zstd": "([^"]*)"(.*)$')
@@ -42,7 +42,7 @@ local function packed_compressed(field, record)
   return front .. '\1z' .. eta_form .. '-' .. struct.pack('>Hc0Hc0Hc0Hc0', #before, before, #task, task, #head, head, #frame, frame) .. behind
 end
 
--- The record itself where it is no such message.
+-- Packs a record. Returns it unchanged if it has another form.
 local function packed(field, record)
   local from = record:match('^.%d*{()')
   if not from then return record end
@@ -74,17 +74,17 @@ local function packed(field, record)
     .. record:sub(at)
 end
 
--- What is in front of a packed record's text, the three letters in one, and where the parts begin; nil: it is not packed.
+-- The front of a packed record, the three letters as one string, and where the parts begin; nil if it is not packed.
 local function parts_of_packed(record)
   return record:match('^(.%d*)\1(...)()')
 end
 
--- What is behind the id in the headers of a compressed message.
+-- The text after the id in the headers of a compressed message.
 local function head_of_compressed(forms, head)
   return forms:byte(2) == 117 and ', "eta": "' .. head:gsub('"', '+00:00"', 1) or head
 end
 
--- The text behind the brace, behind `front`.
+-- `front`, then the text of a packed record after the brace.
 local function unpacked_behind(front, field, record, forms, from)
   local id = id_of_field(field)
   if forms:byte() == 122 then
@@ -106,7 +106,7 @@ local function unpacked(field, record)
   return front and unpacked_behind(front .. '{', field, record, forms, from) or record
 end
 
--- As much of it as `tell` reads.
+-- The part of a packed record that `tell` reads.
 local function head_of_packed(field, record, forms, from)
   local task, flags = struct.unpack('>Hc0Hc0', record, from)
   if forms:byte() == 122 then

@@ -1,7 +1,7 @@
--- past_ledgers: ledgers of jobs go when their time is past, some of them a call. After clock.
+-- past_ledgers: drop expired ledgers of jobs, a few per call. After clock.
 -- needs: now
--- A slice is as long needed as its job goes on, however long ago a row fell into it: returns until when; nil: it is not.
--- An older job of that name may have left it.
+-- A slice is needed while its job continues, no matter when a row was last added to it. Returns the time until which it
+-- is needed, or nil if it is not: an older job of that name may have left it.
 local function needed_until(ledgers_until, slice, its_ms)
   local queue = ledgers_until:sub(1, -#'ledgers-until' - 1)
   local front = queue .. 'job-slice:'
@@ -13,7 +13,7 @@ local function needed_until(ledgers_until, slice, its_ms)
   return sliced_ms and its_ms > sliced_ms and until_ms or nil
 end
 
--- One that older code has written to since has an expiry, and goes by itself.
+-- A ledger that older code has written to since has an expiry and needs no drop.
 local function drop_ledger(job)
   if redis.call('PTTL', job) < 0 then redis.call('UNLINK', job) end
 end

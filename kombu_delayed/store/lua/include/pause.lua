@@ -1,6 +1,6 @@
--- pause: whether a queue is paused, by its note, after clock. A note is `from until JSON`: without an end until
--- is 0. When that has passed, it is since when the queue goes on; where somebody has resumed it, it is negative, as the
--- clock may be set back. Only then the note expires, after a day: a server may evict what has an expiry.
+-- pause: whether a queue is paused, by its note. After clock. A note is `from until JSON`, where until is 0 without an
+-- end. An until in the past is the time when the pause ended. It is negative if the queue was resumed, because the
+-- clock may be set back. Only after the end does the note expire, in a day: a server may evict keys with an expiry.
 -- needs: nothing
 local function is_paused_by(note)
   local until_ms = tonumber(note:match('^%d+ (-?%d+) '))

@@ -1,4 +1,4 @@
--- poison: what was delivered too often is buried rather than given back.
+-- poison: bury messages that were delivered too often instead of returning them.
 -- needs: max_deliveries consumer unique_held unique_until
 local function id_of(message)
   local readable, content = pcall(cjson.decode, message)

@@ -1,4 +1,4 @@
--- policies: whether the policies that are declared for the queue are those that the caller goes by. After expiry.
+-- policies: whether the caller applies the policies that are declared for the queue. After expiry.
 -- needs: wake consumer consumers declared
 local function has_others()
   return (redis.call('HGET', of_queue('policies'), 'version') or '') ~= declared

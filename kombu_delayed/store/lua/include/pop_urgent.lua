@@ -1,4 +1,4 @@
--- pop_urgent: what is due and more urgent than other messages leaves the tree before its turn. After backlog, in a
+-- pop_urgent: take due messages that are more urgent than others out of the tree before their turn. After backlog, in a
 -- branch where `partitions .. ':urgent'` exists.
 -- needs: partitions delayed
 local STEP = 2 ^ 48  -- as in urgent
@@ -12,7 +12,7 @@ local function leave_tree(member, due_ms)
   return true
 end
 
--- Gives at most `limit` to `take`, as `pop_due` does, which has found `members`; returns whether more is due.
+-- Passes at most `limit` messages to `take`, as `pop_due` does, having found `members`; returns if more are due.
 local function pop_urgent(members, now_ms, limit, take)
   local urgent, at, due, had = partitions .. ':urgent', 0, {}, {bytes = 0, count = 0}
   if #members > 0 then redis.call('ZREM', urgent, unpack(members)) end

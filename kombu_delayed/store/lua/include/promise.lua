@@ -1,10 +1,11 @@
--- promise: tokens for what a call leaves, and who comes back when the next one is due, after clock waiting
--- ready.
+-- promise: put tokens for the messages that a call leaves, and decide which consumer claims when the next one is due.
+-- After clock waiting ready.
 -- needs: wake armed consumer leased lease_ms waits
--- `answer` has how many consumers there are in its fourth place, and gets a promise in its second.
+-- `answer` has the number of consumers in its fourth place, and gets a promise in its second.
 
--- Who passes a promise on comes so much later itself: the one that got the token may be dead by then. Its name has a
--- star in `armed` then, and binds no other: who got the token, and claims before that, has to make the promise itself.
+-- A consumer that passes a promise on still claims this much later, because the one that got the token may be dead by
+-- then. Its name in `armed` then has a star and binds no other consumer: one that got the token and claims before that
+-- must make the promise itself.
 local LOOK_AFTER_MS = 500
 
 local function pass_on(answer, more, has_taken, next_ms)
@@ -20,10 +21,10 @@ local function pass_on(answer, more, has_taken, next_ms)
   local promised_ms, holder, star = (redis.call('GET', armed) or ''):match('^(%d+) (.-)(%*?)$')
   promised_ms = tonumber(promised_ms)
   local free = not holder or star == '*' or holder == consumer or promised_ms <= now_ms
-  -- A newcomer takes the promise over: its holder may have died, and finds out when it has not.
+  -- A new consumer takes the promise over: the holder may have died. If it has not, it notices.
   if next_ms and (free or (leased == '0' and lease_ms > 0) or promised_ms > next_ms) then
     if has_taken and answer[4] > 1 then
-      -- Its turn is over: the next one to come is who has waited longest.
+      -- Its turn is over: the consumer that has waited longest is next.
       announce_due(next_ms)
       redis.call('SET', armed, string.format('%.0f %s*', next_ms, consumer))
       answer[2] = next_ms + LOOK_AFTER_MS
@@ -35,7 +36,7 @@ local function pass_on(answer, more, has_taken, next_ms)
     redis.call('DEL', armed)
   end
   if waits == '2' and not more then
-    -- A token is there only while nobody waits: whoever begins to takes it.
+    -- A token exists only while no consumer waits: one that begins to wait takes it.
     if redis.call('ZREM', wake, 'due') == 1 and next_ms then
       redis.call('SET', armed, string.format('%.0f %s', next_ms, consumer))
       answer[2] = next_ms

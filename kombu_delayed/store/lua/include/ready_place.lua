@@ -1,8 +1,8 @@
--- ready_place: messages of a ready list by their places, as they were read.
+-- ready_place: find messages of a ready list near the places where they were read.
 -- needs: list start limit window
 
--- The places of some texts: where they were read, or else near there, as what came or went since has moved them. What is
--- read for that is bounded: the server takes some ten milliseconds for a megabyte.
+-- The places of some texts: where they were read, or near there, because other messages came or went since. The amount
+-- read is bounded: the server takes some ten milliseconds for a megabyte.
 local function places_of(texts)
   local numbers, places, left, bytes = {}, {}, 0, 0
   for n, text in ipairs(texts) do
@@ -32,7 +32,8 @@ local function places_of(texts)
   return places
 end
 
--- A mark that is no message is looked for from the nearer end, in the same call: nobody else sees it.
+-- Overwrites the messages with a mark and removes the marks from the nearer end. No other client sees a mark, because
+-- both happen in this call.
 local function take_out(places, count)
   local length = redis.call('LLEN', list)
   local first, last

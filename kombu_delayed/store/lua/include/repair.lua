@@ -1,6 +1,6 @@
--- repair: a page of a set or a hash is looked through, and put right. After buckets.
+-- repair: check a page of a set or a hash, and repair it. After buckets.
 -- needs: cursor count fixes
--- Returns {the next cursor, names looked at, bytes read, name, fault, …}.
+-- Returns {the next cursor, names checked, bytes read, name, fault, …}.
 local function looked_through(command, key, fault_of, put_right)
   local page = command == 'HSCAN' and bucket_scan(key, cursor, count) or redis.call(command, key, cursor, 'COUNT', count)
   local answer = {page[1], #page[2] / 2, 0}

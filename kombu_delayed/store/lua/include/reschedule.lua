@@ -1,13 +1,12 @@
--- reschedule: delayed messages on their way to another due time, after clock ready backlog events
--- moved expiry unique_gone.
+-- reschedule: give delayed messages another due time. After clock ready backlog events moved expiry unique_gone.
 -- needs: now ready steps wake partitions messages partition_size whole
 redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
 local before = earliest()
 local first
 local is_ready = false
 
--- The first eta behind "headers" is its header's, unless another object begins before: then all stays. In the body,
--- which is text, quotes are escaped. Where that one is null, the message was delayed in another way.
+-- The first "eta" after "headers" is the header, unless another object begins before it: then nothing changes. The body
+-- is a string with escaped quotes. An eta of null stays: the message was delayed in another way.
 local function with_eta(message, eta)
   local from = message:find('"headers":', 1, true) or 1
   local _, stop = message:find('"eta": ?', from)
@@ -36,13 +35,13 @@ local function move_to(member, due_ms, eta)
   return 1
 end
 
--- `due` is in ms since the epoch, or + and ms from now. Returns how many messages the id stood for.
+-- `due` is in ms since the epoch, or + and ms from now. Returns how many messages of the id were moved.
 local function reschedule(id, due, eta)
   local due_ms = tonumber(due)
   if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
   local count = 0
   local members = whole == '1' and members_of(id) or {id}
-  for n = #members, 1, -1 do  -- in this order the others that share an id are found at once
+  for n = #members, 1, -1 do  -- highest first, so that `forget_duplicate` finds the next one at once
     count = count + move_to(members[n], due_ms, eta)
   end
   return count

@@ -1,19 +1,19 @@
--- schedule: messages on their way into the backlog, or into ready where they are due, after clock ready check_lists backlog
--- gather events moved expiry.
+-- schedule: put messages into the backlog, or into ready if they are due. After clock ready check_lists backlog gather
+-- events moved expiry.
 -- needs: now ready steps wake partitions messages partition_size expires_ms events event_limit
 local before = earliest()
 local first
 local counts = {0, 0, 0}
-local is_job = false  -- which is told of what was due already, too, and how late that is
+local is_job = false  -- the events of a job include messages that were due already, and how late they are
 
--- The message that it repeats has waited in the backlog under the same id.
+-- The message that a retry repeats was in the backlog under the same id.
 local function is_retry(record)
   local _, at = record:find('"retries":', 1, true)
   return at and record:find('^ ?[1-9]', at + 1)
 end
 
--- `due` is in ms since the epoch, which the record has behind its step; or + and ms from now, and it has not.
--- Returns false for what was there already.
+-- `due` is in ms since the epoch, and the record has it after its step; or it is + and ms from now, and the record has
+-- no due time. Returns false for a message that was there already.
 local function schedule(id, due, record)
   local is_relative = due:sub(1, 1) == '+'
   local due_ms = tonumber(due)
@@ -25,12 +25,12 @@ local function schedule(id, due, record)
   local front, forms, from = parts_of_packed(record)
   if due_ms <= now_ms then
     if counts[2] == 0 then
-      index_gathered()  -- or, if a list refuses this one, the others would be in no partition
+      index_gathered()  -- otherwise, if a list refuses this message, the others would be in no partition
       check_lists()
     end
     local message = front and unpacked_behind('{', id, record, forms, from) or record:sub(#due + 2)
     if is_job then
-      local was_due = due_ms > 0 and due  -- else it is for now
+      local was_due = due_ms > 0 and due  -- 0 means now
       tell('scheduled', id, message, was_due or nil)
       if was_due and message:byte() == 123 then message = '{"due_ms":' .. due .. ',' .. message:sub(2) end
     end
@@ -38,7 +38,7 @@ local function schedule(id, due, record)
     counts[2] = counts[2] + 1
     return true
   end
-  if not front and record:byte(#due + 2) ~= 123 then record = record:gsub('^(.%d+)%s+', '%1') end  -- promotion writes behind the {
+  if not front and record:byte(#due + 2) ~= 123 then record = record:gsub('^(.%d+)%s+', '%1') end  -- promotion writes after the {
   local member = store(id, record, is_relative)
   if not member then
     counts[3] = counts[3] + 1

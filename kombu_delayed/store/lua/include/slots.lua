@@ -1,11 +1,11 @@
--- slots: room within limits comes back, after waiting ready and gate.
+-- slots: release the slots of messages. After waiting, ready and gate.
 -- needs: gate wake consumer
 local slots_held = gate .. 'slots:' .. consumer
 
 local function free(tags)
   local has_opened, some_wait = false, nil
   for i, slots in ipairs(redis.call('HMGET', slots_held, unpack(tags))) do
-    if slots and redis.call('HDEL', slots_held, tags[i]) == 1 then  -- a tag may be named twice
+    if slots and redis.call('HDEL', slots_held, tags[i]) == 1 then  -- a tag may be listed twice
       for limit, cost in slots:gmatch('|([^|*]+)%*(%d+)') do
         if redis.call('HINCRBY', gate .. 'slots', limit, -cost) <= 0 then redis.call('HDEL', gate .. 'slots', limit) end
         if some_wait == nil then some_wait = redis.call('EXISTS', gate .. 'looks') == 1 end
@@ -16,7 +16,7 @@ local function free(tags)
   if has_opened then announce_ready() end
 end
 
--- At most `limit` of all that the consumer holds, but for those of some tags; returns how many are left to be freed.
+-- Releases the slots of at most `limit` messages of the consumer, but not of the tags in `but`; returns how many are left.
 local function free_some(limit, but)
   if redis.call('EXISTS', slots_held) == 0 then return 0 end
   local stays, tags = {}, {}

@@ -1,7 +1,7 @@
--- start: where a page begins in a sorted set of times, behind the last one looked at.
+-- start: where a page begins in a sorted set of times, after the last member of the page before.
 -- needs: from_ms after
 
--- Members of one time are in the order of their bytes; Lua's own would be the locale's.
+-- Members with the same time are in the order of their bytes. Lua's own comparison would use the locale.
 local function is_greater(member, other)
   for i = 1, math.min(#member, #other) do
     if member:byte(i) ~= other:byte(i) then return member:byte(i) > other:byte(i) end
@@ -9,7 +9,7 @@ local function is_greater(member, other)
   return #member > #other
 end
 
--- The last one looked at may have gone since, or have another time: its place is searched for.
+-- The last member may be gone since, or have another time, so its place is found by binary search.
 local function start_in(key)
   local low = redis.call('ZCOUNT', key, '-inf', '(' .. from_ms)
   if after == '' then return low end

@@ -1,6 +1,6 @@
--- unacked: messages on their way back from a consumer to their ready lists.
+-- unacked: return messages from a consumer to their ready lists.
 -- needs: ready steps wake unacked held consumer
--- Patterns are only tried at the end, as a message may be long; but others may have written any number of digits.
+-- Patterns are only tried at the end, because a message may be long. But others may have written any number of digits.
 local function with_deliveries(message, count)
   local stop = #message
   while stop > 0 and message:find('^%s', stop) do stop = stop - 1 end
@@ -11,9 +11,9 @@ local function with_deliveries(message, count)
   return text:sub(1, behind - 1) .. ',"deliveries":' .. count .. '}'
 end
 
--- In the order of `tags`, to where `push` puts them. `is_buried`, where given, may take a message out of the
--- way; `event` is what is told of the others. Returns how many there were, and how many tags were looked at: with
--- `most_bytes`, it stops when it has moved so much.
+-- Returns messages in the order of `tags` with the command `push`. `is_buried`, if given, may bury a message instead;
+-- `event` is recorded for the others. With `most_bytes`, stops after moving that many bytes. Returns how many messages
+-- there were, and how many tags were checked.
 local function put_back(push, tags, count, event, is_buried, most_bytes)
   local returned, looked_at, bytes, is_ready = 0, 0, 0, false
   for _, tag in ipairs(tags) do
@@ -36,13 +36,14 @@ local function put_back(push, tags, count, event, is_buried, most_bytes)
   return returned, looked_at
 end
 
--- For the heads: the lowest tag was delivered first, so it goes back last and is the next to leave.
+-- The order for the heads of lists: the lowest tag was delivered first, so it goes back last and is the next to leave.
 local function highest_first(tags)
   table.sort(tags, function(a, b) return tonumber(a) > tonumber(b) end)
 end
 
--- The highest tags first, so that the next call can go on in front of them; returns how many are left. A megabyte at a
--- time: for that the server takes some ten milliseconds. More than one call can sort have been sorted before.
+-- Returns the messages with the highest tags first, so that the next call can continue in front of them; returns how
+-- many are left. Stops after a megabyte, which takes the server some ten milliseconds. If there are more tags than one
+-- call can sort, they were sorted before.
 local function give_back_some(limit, count, event, is_buried)
   if redis.call('HLEN', unacked) <= 1000 or redis.call('EXISTS', held) == 0 then
     redis.call('DEL', held)

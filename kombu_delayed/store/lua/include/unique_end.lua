@@ -1,8 +1,8 @@
--- unique_end: a task that ends without having run gives its unique key back, where it was to hold that until its end.
+-- unique_end: release the unique key of a task that ends without having run, if it holds the key until its end.
 -- needs: unique_held unique_until
 local holds_keys = redis.call('EXISTS', unique_held) == 1
 
--- A record does as well as a message.
+-- `message` may be a record too.
 local function end_unique(message)
   if not holds_keys or not message:find('"delayed_until"', 1, true) then return end
   -- include: member_of_part

@@ -1,5 +1,5 @@
--- unique_gone: a message that leaves the backlog before its time leaves no unique key behind. Those that leave it on
--- time do: senders of unique messages clear what is past.
+-- unique_gone: release the unique key of a message that leaves the backlog early. Messages that leave on time keep
+-- theirs: senders of unique messages remove past keys.
 -- needs: unique unique_due
 local has_unique = redis.call('EXISTS', unique) == 1
 

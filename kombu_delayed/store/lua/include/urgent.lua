@@ -1,11 +1,11 @@
--- urgent: a sorted set beside the tree, with those of its messages that are more urgent than others. It is a hint: the
--- tree has all messages. A worker of version 0.1.0 does not know of it, so an entry may be out of date or missing. After
--- backlog, in a branch where a message is of another step than `least`.
+-- urgent: a sorted set beside the tree, with the messages that are more urgent than others. It is a hint: the tree has
+-- all messages. A worker of version 0.1.0 does not know this set, so an entry may be stale or missing. After backlog,
+-- in a branch where a message has another step than `least`.
 -- needs: partitions
 local STEP = 2 ^ 48      -- a score is a priority step times this, plus the due time in ms
-local LEAST = 31 * STEP  -- the member '\31' has this, plus the least urgent step since the backlog was empty
+local LEAST = 31 * STEP  -- the score of the member '\31' is this plus the least urgent step since the backlog was empty
 
--- `step` as the character code in front of a record.
+-- `step` is the character code in front of a record.
 local function hint(member, step, due_ms)
   step = step - 48
   least = least or (redis.call('ZSCORE', partitions .. ':urgent', '\31') or LEAST) - LEAST

@@ -1,5 +1,5 @@
--- waiting: a new token goes to who waits, and has waited longest; where nobody listens, it stays.
--- Only on a Cluster: there no connection can block for the tokens of several slots.
+-- waiting: give a new token to the consumer that has waited longest. If no consumer listens, the token stays.
+-- Consumers wait here only on a Cluster, where no connection can block for the tokens of several slots.
 -- needs: wake
 local function tell_waiting(token, at_ms)
   local waiting = redis.call('ZRANGEBYSCORE', wake, 1e16, '+inf', 'LIMIT', 0, 1)[1]

@@ -1,4 +1,4 @@
--- waits: tells of messages that begin to wait for a limit, after gate limits and events.
+-- waits: record events for messages that begin to wait for a limit. After gate, limits and events.
 -- needs: gate event_limit
 local arrived, place_of = {}, {}
 
@@ -9,7 +9,7 @@ local function note_arrival(member, kept, lane)
   end
 end
 
--- It has left at once, and has not waited.
+-- The message left at once, without waiting.
 local function forget_arrival(member)
   local place = place_of[member]
   if place then arrived[place] = false end
@@ -19,7 +19,7 @@ local function readable(text)
   return (text:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end))
 end
 
--- How much of a limit is free, for a message that was due then.
+-- How much of a limit is free for a message with this due time.
 local function free_of(use, due_ms)
   local limit, free = limit_of[use.name], math.huge
   if limit and limit.is_shared then return allowed[use.limit] or free end
@@ -43,7 +43,8 @@ local function reason_for(limit)
   return 'waits for the limit ' .. readable(name) .. (key ~= '' and ' of ' .. readable(key) or '')
 end
 
--- Behind those of its line, and of what has come with it: which limit has no room for one more, or not for all.
+-- Each message counts behind the messages of its lane and those that arrived with it. The reason is a limit without
+-- capacity for one more message, or else one without capacity for all of them.
 local function tell_of_arrivals()
   local left, came, free, asked = {}, {}, {}, {}
   for _, each in ipairs(arrived) do
