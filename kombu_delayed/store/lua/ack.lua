@@ -1,5 +1,5 @@
--- ack: forget messages that a consumer is done with, and record the events.
--- Twice is safe: messages that are no longer held do not change.
+-- ack: delete messages that a consumer has finished, and record the events.
+-- Idempotent: messages that are no longer held do not change.
 -- keys: unacked events
 -- arguments: consumer event_limit:number tags...
 -- include: events ack

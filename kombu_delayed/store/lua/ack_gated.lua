@@ -1,8 +1,8 @@
--- ack_gated: as ack, and as free: one call for what is acked and for slots that come back.
--- Twice is safe, as of both.
+-- ack_gated: ack and free in one call: delete finished messages and release slots.
+-- Idempotent, like both.
 -- keys: unacked events delayed wake gate ready...
 -- arguments: consumer event_limit:number steps freed tags...
---   freed: the tags whose slots come back, with spaces between them
+--   freed: the tags whose slots are released, separated by spaces
 -- include: waiting ready gate slots events ack
 -- returns how many were acked; O(log n) a message
 local ended = {}

@@ -1,12 +1,12 @@
--- admit: give messages that a consumer holds a ticket and let them wait at the gate, without what slots they had.
--- Twice is safe: messages that are no longer held do not move.
+-- admit: give tickets to messages that a consumer holds and let them wait at the gate, without any slots they had.
+-- Idempotent: messages that are no longer held do not move.
 -- keys: partitions delayed messages duplicates wake unacked events gate ready...
 -- arguments: now bucket_bytes:number consumer steps event_limit:number limits entries...
---   limits: as of deliver_gated
---   entries: tag, ticket, record (empty: the one that is held); …
+--   limits: as in deliver_gated
+--   entries: tag, ticket, record (empty: the held one); …
 -- include: clock waiting ready buckets bucket_add backlog events gate override limits slots waits
 -- returns how many; O(log n) a message
-redis.call('HDEL', unacked, '')        -- a full server lets a script write that has freed memory first
+redis.call('HDEL', unacked, '')        -- a full server accepts writes only after a script has freed memory
 local tags, seen = {}, {}
 for i = 1, #entries, 3 do
   local tag, ticket, record = entries[i], entries[i + 1], entries[i + 2]

@@ -1,16 +1,17 @@
 -- amend: give a ready message another text, place or time.
--- Twice is safe: by then the message is not what it was read as.
+-- Idempotent: after the first call the message differs from `expected`.
 -- keys: list partitions delayed messages duplicates wake events moved ready...
 -- arguments: now partition_size:number bucket_bytes:number steps event_limit:number start:number limit:number window:number expected id due record how
---   start, limit: where it was read; it is looked for so far on both sides of that, too: window
+--   start, limit: where it was read
+--   window: how far it is searched on both sides of that
 --   expected: the message as it was read
 --   due: ms since the epoch; empty: it stays ready
---   record: priority step + message, as it is to be
---   how: stay: in its place; behind: behind what waits; first: the next one of all
+--   record: the new priority step + message
+--   how: stay: in its place; behind: behind the other messages; first: before all others
 -- include: clock waiting ready buckets bucket_add backlog events ready_place moved expiry
--- returns 1, or 0 where it is not there any more; O(limit + window), one comparison for each message between it and the nearer
--- end of the list, and O(log n)
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+-- returns 1, or 0 if it is no longer there; O(limit + window), one comparison for each message between it and the nearer
+--   end of the list, and O(log n)
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local places = places_of({expected})
 if not places[1] then return 0 end
 local step, message = record:match('^(.)(.*)$')

@@ -1,6 +1,6 @@
--- announce: a consumer passes on what it has been told of: put wake tokens for all that can be claimed,
--- and let another one promise to come at the next due time.
--- Twice is safe.
+-- announce: a consumer passes its wake tokens on: put wake tokens for everything that can be claimed, and let another
+-- consumer promise to claim at the next due time.
+-- Idempotent.
 -- keys: partitions delayed messages duplicates wake armed gate ready...
 -- arguments: steps
 -- include: waiting ready backlog announce expiry

@@ -1,14 +1,14 @@
--- audit_index: look through the partition index for entries that may contradict the messages.
--- Twice is safe: it only reads.
+-- audit_index: scan the partition index for entries that may contradict the messages.
+-- Read-only.
 -- keys: partitions delayed messages
 -- arguments: name bound offset:number limit:number
---   name: the partition looked at last (or empty) …
+--   name: the last partition that was scanned (or empty) …
 --   bound: … its bound …
---   offset: … and how many of its members were looked at; -1: all of them
---   limit: look at so many, 1,000 at the most
+--   offset: … and how many of its members were scanned; -1: all of them
+--   limit: how many members to scan, at most 1,000
 -- include: buckets
--- returns {1 if there is more, name, bound, offset, members looked at, bytes read, partition, member, …};
---   a partition without members comes with an empty one; O(limit)
+-- returns {1 if there is more, name, bound, offset, members scanned, bytes read, partition, member, …};
+--   a partition without members has an empty member; O(limit)
 local function place()
   if name == '' then return 0, 0 end
   local rank = redis.call('ZRANK', partitions, name)

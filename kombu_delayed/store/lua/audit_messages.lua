@@ -1,9 +1,9 @@
--- audit_messages: look through the delayed messages for those that may have no entry in the index.
--- Twice is safe: it only reads.
+-- audit_messages: scan the delayed messages for those that may have no entry in the index.
+-- Read-only.
 -- keys: partitions delayed messages
 -- arguments: cursor count:number
 -- include: buckets bucket_scan
--- returns {the next cursor, '0' at the end, messages looked at, bytes read, member, …}; O(count · log n)
+-- returns {the next cursor, '0' at the end, messages scanned, bytes read, member, …}; O(count · log n)
 local page = bucket_scan(messages, cursor, count)
 local answer = {page[1], #page[2] / 2, 0}
 for i = 1, #page[2], 2 do

@@ -1,12 +1,12 @@
 -- bury: move messages that a consumer holds to the dead letters, with the reason.
--- Twice is safe for held messages: others do not move.
+-- Idempotent for held messages: others do not move.
 -- keys: unacked dead dead_messages dead_reasons unique_held unique_until events absent
 -- arguments: now bucket_bytes:number consumer dead_limit:number dead_age_ms:number event_limit:number failures entries...
---   failures: JSON: the attempts that have failed (or empty)
---   entries: tag, id, reason, record (empty: the one that is held); …
+--   failures: JSON: the failed attempts (or empty)
+--   entries: tag, id, reason, record (empty: the held one); …
 -- include: clock buckets bucket_add dead events unique_end
--- returns the dead letters that they became; O(log n) a message
-redis.call('HDEL', unacked, '')          -- a full server lets a script write that has freed memory first
+-- returns the ids of the dead letters; O(log n) a message
+redis.call('HDEL', unacked, '')          -- a full server accepts writes only after a script has freed memory
 local buried = {}
 for i = 1, #entries, 4 do
   local tag, id, reason, record = entries[i], entries[i + 1], entries[i + 2], entries[i + 3]

@@ -1,9 +1,9 @@
--- call: have a consumer claim, as there may be slots of a global limit for which messages wait.
--- Twice is safe.
+-- call: make a consumer claim, because there may be slots of a global limit for which messages wait.
+-- Idempotent.
 -- keys: wake gate ready...
 -- arguments: steps
 -- include: waiting ready
--- returns 1 where any wait for limits, else 0; O(1)
+-- returns 1 if any wait for limits, else 0; O(1)
 if redis.call('EXISTS', gate .. 'looks') == 0 then return 0 end
 announce_ready()
 return 1

@@ -1,11 +1,10 @@
 -- cancel: drop delayed messages.
--- Twice is safe: messages that are no longer delayed do not move.
+-- Idempotent: messages that are no longer delayed do not move.
 -- keys: partitions delayed messages duplicates unique unique_due unique_held unique_until events
 -- arguments: how event_limit:number ids...
---   how: all: an id stands for all that share it; one: for one member; read: as all, and return them; job:name: as all,
---     by a job
+--   how: all: all messages that share an id; one: one member; read: as all, and return them; job:name: as all, by a job
 -- include: buckets backlog events unique_gone unique_end
--- returns as text how many were there, for each id; or all of {member, priority step + due_ms + message, …};
+-- returns as text how many there were, for each id; with read {member, priority step + due_ms + message, …};
 --   O(log n) a message
 local dropped, counts = how == 'read' and {}
 local job = how:match('^job:(.*)')
@@ -13,11 +12,11 @@ if job then together = {} end
 for i = 1, #ids do
   local id, count = ids[i], 0
   local highest = how ~= 'one' and tonumber(redis.call('HGET', duplicates, id) or 1) or 1
-  for n = highest, 1, -1 do  -- in this order the others that share an id are found at once
+  for n = highest, 1, -1 do  -- highest first, so that `forget_duplicate` finds the next one at once
     local member = n == 1 and id or id .. '\31' .. n
     local kept = bucket_get(messages, member)
     local due_ms = kept and kept:match('^.(%d+)')
-    if due_ms then  -- as `take` does it, but each function more is a microsecond more
+    if due_ms then  -- as `take` does, but each additional function costs a microsecond
       unindex(member, due_ms)
       bucket_drop(messages, member)
       if n > 1 or member:find('\31', 1, true) then
@@ -31,7 +30,7 @@ for i = 1, #ids do
       if dropped then dropped[#dropped + 1], dropped[#dropped + 2] = member, kept end
     end
   end
-  local text = count == 1 and '1' or tostring(count)  -- to write out a number costs as much as a command
+  local text = count == 1 and '1' or tostring(count)  -- formatting a number costs as much as a command
   counts = counts and counts .. ' ' .. text or text
 end
 if job then tell_together(job) end

@@ -1,10 +1,10 @@
--- cancel_expected: expect nothing any more: drop the message that waits for an answer. One that comes is late.
--- Twice is safe.
+-- cancel_expected: end an expectation: drop the message that waits for an answer. An answer that comes then is late.
+-- Idempotent.
 -- keys: partitions delayed messages duplicates unique unique_due expectations expectations_until events
 -- arguments: now event_limit:number name kept_ms:number
---   kept_ms: how long it is known afterwards how it ended
+--   kept_ms: how long its end stays recorded
 -- include: clock buckets backlog events notes awaited
--- returns {member, priority step + due_ms + message}, or {} where nothing is expected; O(log n)
+-- returns {member, priority step + due_ms + message}, or {} if nothing is expected; O(log n)
 local member, kept = open_message(name, facts_of(expectations, name))
 if not member then return {} end
 local _, due_ms = parts_of(kept)

@@ -1,9 +1,9 @@
--- clear: remove the lanes of a gate at which nothing waits. Messages that arrive meanwhile are not affected.
--- Twice is safe; call it until it returns 0.
+-- clear: remove the lanes of a gate at which no message waits. Messages that arrive in the meantime are not affected.
+-- Idempotent; call it until it returns 0.
 -- keys: waiting gate
 -- arguments: limit:number
---   limit: lanes a call, about
--- returns how many lanes are gone; slots stay with the tasks that have them
+--   limit: about how many lanes a call removes
+-- returns how many lanes were removed; tasks keep their slots
 if redis.call('EXISTS', waiting) == 1 then return 0 end
 local cursor, lanes = '0', {}
 repeat

@@ -1,13 +1,13 @@
--- declare: say which policies hold for a queue from now on, unless others do than the caller knows of.
--- Twice is safe: the second one finds others.
+-- declare: declare the policies of a queue, unless it has others than the caller knows.
+-- Idempotent: a second call finds others.
 -- keys: policies
 -- arguments: now known version text by
 --   known: the version that the caller has read; empty: none
---   version: of what is declared, which changes with its meaning
---   text: JSON: what is declared
---   by: who declares it
+--   version: of the new policies; it changes with their meaning
+--   text: the new policies as JSON
+--   by: who declares them
 -- include: clock
--- returns 1, or 0 where another version holds
+-- returns 1, or 0 if another version is declared
 if (redis.call('HGET', policies, 'version') or '') ~= known then return 0 end
 redis.call('HSET', policies, 'version', version, 'text', text, 'by', by, 'at', string.format('%.0f', now_ms))
 return 1

@@ -1,28 +1,28 @@
--- deliver: promote what is due, then hand ready messages to one consumer, the most urgent first.
+-- deliver: promote due messages, then hand ready messages to one consumer, the most urgent first.
 -- Popping and recording are one step, so a killed process leaves each message in one place.
--- Twice is safe: what the first call handed out is found again by recover.
+-- Safe to repeat: recover finds the messages that the first call handed out.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events ready...
 -- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number declared
 -- arguments: steps event_limit:number
---   leased: 1: the caller believes that its lease lasts
+--   leased: 1: the caller assumes that it has a lease
 --   lease_ms: 0: take without a lease, nothing will be acked
---   want: at most so many
---   tag: the first one's; the others count up
---   promotions: promote at most so many
---   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
---   expires_ms: 0: never; -1: never, and it deletes itself
---   declared: the version of the policies by which the caller goes; empty: there are none
+--   want: how many messages at most
+--   tag: of the first message; the others count up
+--   promotions: how many messages to promote at most
+--   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
+--   expires_ms: of the queue; 0: never; -1: never, and the queue deletes itself
+--   declared: the version of the caller's policies; empty: it has none
 -- include: clock waiting ready check_lists buckets backlog events promise expiry auto_delete
--- returns {now_ms, next due_ms if the caller shall claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 where
---   other policies are declared than the caller goes by, consumers, step + message, …}, or {0} where the lease was lost. Where the queue
---   is paused, or was lately, the third is 8 more, and the fifth says since when it goes on, or 0
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+-- returns {now_ms, next due_ms if the caller must claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 if
+--   the declared policies are not the caller's, consumers, step + message, …}, or {0} if the lease was lost. If the queue is
+--   or recently was paused, the third has 8 added, and the fifth is the time when the pause ended, or 0
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
-local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
+local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- because it held nothing: see renew
 if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
-local batches = {}  -- list -> what comes to it
+local batches = {}  -- list -> messages promoted to it
 
 local is_checked = false
 
@@ -42,7 +42,7 @@ local function promote(members)
         batch[#batch + 1] = unpacked_behind('{"due_ms":' .. front:sub(2) .. ',', members[i], kept, forms, from)
       else
         local due_ms, behind = kept:match('^.(%d+){()')
-        -- What was damaged goes to a consumer, which buries it, and stops no other.
+        -- A damaged message goes to a consumer, which buries it, and does not stop other messages.
         batch[#batch + 1] = due_ms and '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind) or (kept:gsub('^.?%d*', ''))
       end
     end
@@ -91,9 +91,9 @@ end
 for i, list in ipairs(ready) do
   local step, room, batch = steps:sub(i, i), want - #taken / 2, batches[list]
   local before = room > 0 and redis.pcall('RPOP', list, room) or {}
-  if before.err and #taken == 0 then return before end  -- else a later call is told that another program has overwritten it
+  if before.err and #taken == 0 then return before end  -- otherwise a later call returns the error: another program has overwritten the key
   for _, message in ipairs(before) do hand_out(step, message) end
-  if batch then  -- what is handed out at once need not be in the list
+  if batch then  -- messages that are handed out at once need not go into the list
     local taken_from = math.max(math.min(room - #before, #batch), 0)
     for n = 1, taken_from do hand_out(step, batch[n]) end
     if taken_from < #batch then redis.call('LPUSH', list, unpack(batch, taken_from + 1)) end

@@ -1,34 +1,34 @@
--- deliver_gated: as deliver, for a queue whose messages take turns and have limits: what is due or ready waits at
--- a gate, and leaves it when it is its turn and there is room. A message without a ticket of this
--- version goes to the consumer, which writes one.
--- Twice is safe: what the first call handed out is found again by recover.
+-- deliver_gated: as deliver, for a queue with turns or limits: due and ready messages wait at a gate, and leave it when
+-- it is their turn and there is capacity. A message without a ticket of this version goes to the consumer, which writes
+-- one.
+-- Safe to repeat: recover finds the messages that the first call handed out.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events gate ready...
 -- arguments: now bucket_bytes:number consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
 -- arguments: steps event_limit:number declared version limits taken
---   leased: 1: the caller believes that its lease lasts
---   lease_ms: 0: take without a lease, nothing will be acked: and no slots
---   want: at most so many
---   tag: the first one's; the others count up
---   promotions: bring at most so many to the gate
---   waits: 1: the caller can come back when the next one is due; 2: and listens for tokens
---   declared: the version of the policies by which the caller goes; empty: there are none
---   version: of the tickets; empty: there are no policies any more, let out what waits
---   limits: name, slots (0: no limit, -1: counted only), ms a token (0: no limit), burst, ms late that need none; …
---     and a last word, where the limit is a global one
---   taken: of global limits, how many slots its caller has for what it gets: limit:key slots; …
---   expires_ms: 0: never; -1: never, and it deletes itself
+--   leased: 1: the caller assumes that it has a lease
+--   lease_ms: 0: take without a lease, so nothing will be acked, and messages take no slots
+--   want: how many messages at most
+--   tag: of the first message; the others count up
+--   promotions: how many messages to bring to the gate at most
+--   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
+--   declared: the version of the caller's policies; empty: it has none
+--   version: of the tickets; empty: there are no policies any more, so waiting messages are let out
+--   limits: name, slots (0: no limit, -1: counted only), ms per token (0: no limit), burst, lateness in ms up to which no
+--     token is needed; … and a last word if the limit is global
+--   taken: the slots of global limits that the caller has for the messages it gets: limit:key slots; …
+--   expires_ms: of the queue; 0: never; -1: never, and the queue deletes itself
 -- include: clock waiting ready buckets bucket_add backlog forget_duplicate events promise gate override limits waits expiry auto_delete
--- returns as deliver, and where flag 16 is set, of messages that wait for global limits: limit:key, slots of one, at least
---   how many; …; O(log n) a message
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+-- returns as deliver; if flag 16 is set, also the messages that wait for global limits: limit:key, slots of one message,
+--   minimum number of messages; …; O(log n) a message
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
-local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
+local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- because it held nothing: see renew
 if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 -- include: policies
 if has_others() then return refused() end
 
-for _, list in ipairs(ready) do redis.call('LLEN', list) end  -- as check_lists, which would be one local variable too many
+for _, list in ipairs(ready) do redis.call('LLEN', list) end  -- as check_lists, which would be one local variable too many here
 for limit, count in taken:gmatch('([^ ;]+) (%d+);') do allowed[limit] = tonumber(count) end
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone = {}, {}, {}
@@ -47,7 +47,7 @@ local function promoted(kept)
   return step .. '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind)
 end
 
--- A call that has handed out from the gate brings nothing more there: records go at its end, all at once.
+-- A call that has handed out from the gate brings no more messages there, so all records are dropped at its end.
 local function forget_record(member)
   if member:find('\31', 1, true) then
     bucket_drop(messages, member)
@@ -57,7 +57,7 @@ local function forget_record(member)
   end
 end
 
--- From the backlog to the gate; what has no ticket to ready, until a consumer has room for it.
+-- Moves messages from the backlog to the gate. Messages without a ticket go to ready, until a consumer can take them.
 local function bring_due()
   local function bring(some)
     local read = 0
@@ -79,7 +79,7 @@ local function bring_due()
   end
 
   local members, more = pop_due(now_ms, math.ceil(promotions / 2), bring)
-  if more then  -- what has just become due is not to wait until all that was due before is here
+  if more then  -- messages that have just become due need not wait until all earlier ones are at the gate
     for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2), bring)) do members[#members + 1] = member end
   end
   if redis.call('EXISTS', partitions .. ':urgent') == 1 then
@@ -90,7 +90,7 @@ local function bring_due()
   return more
 end
 
--- From ready to the gate, or to the consumer for a ticket, until that has so many; returns whether there are more.
+-- Moves messages from ready to the gate, or to the consumer for a ticket, at most `most`; returns whether more are left.
 local function bring_ready(most)
   local room = promotions
   for i, list in ipairs(ready) do
@@ -115,11 +115,11 @@ local function bring_ready(most)
   return false
 end
 
--- Takes one out of a lane, the first or, with `from_ms`, the first that was due from then on: its member, and the place
--- of the one that is first after that.
+-- Takes the first message out of a lane or, with `from_ms`, the first one due from then on. Returns its member, and the
+-- place of the message that is first after that.
 local function take_from(line, from_ms)
   if not from_ms then
-    local found = redis.call('ZRANGE', line, 0, 1, 'WITHSCORES')  -- ZPOPMIN and ZREM take longer where many are
+    local found = redis.call('ZRANGE', line, 0, 1, 'WITHSCORES')  -- ZPOPMIN and ZREM are slower in a long line
     if found[1] then redis.call('ZREMRANGEBYRANK', line, 0, 0) end
     return found[1], found[4]
   end
@@ -128,8 +128,8 @@ local function take_from(line, from_ms)
   return member, redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2]
 end
 
--- Takes the first of a lane that has not been cancelled or moved since it came: the place of the one behind it, its
--- record, when it was due, and whether its ticket is of this version. `from_ms`: as for `take_from`.
+-- Takes the first message of a lane that was not cancelled or moved since it arrived. Returns the place of the one
+-- behind it, its record, its due time, and whether its ticket has this version. `from_ms`: as in `take_from`.
 local function next_of(lane, from_ms)
   while true do
     local member, head = take_from(gate .. 'lane:' .. lane, from_ms)
@@ -146,7 +146,7 @@ end
 
 local has_served = false
 
--- Of global limits for which nothing waits any more.
+-- Removes the entries of global limits for which no lane waits any more.
 local function forget_looks(uses)
   for _, use in ipairs(has_shared and uses or {}) do
     local limit = limit_of[use.name]
@@ -156,8 +156,8 @@ local function forget_looks(uses)
   end
 end
 
--- The lane whose turn it is. `is_only`: its key has no other one in turn; `had`: what the key has had; `from_ms`: as for
--- `take_from`.
+-- Hands out from the lane whose turn it is. `is_only`: its key has no other lane with turns; `had`: the turns the key
+-- has had; `from_ms`: as in `take_from`.
 local function serve(lane, parts, had, is_only, from_ms)
   local head, record, due_ms, is_current = next_of(lane, from_ms)
   has_served = true
@@ -167,7 +167,7 @@ local function serve(lane, parts, had, is_only, from_ms)
     now_had = had
     had = had + 1 / parts.weight
     local slots = take_room(parts.uses, due_ms)
-    if slots:find('|running%20task:', 1, true) then  -- a throttler asks which they are
+    if slots:find('|running%20task:', 1, true) then  -- a throttler asks which messages these are
       local _, id = ticket_in(record)
       slots = id .. '@' .. string.format('%.0f', now_ms) .. slots
     end
@@ -184,14 +184,14 @@ local function serve(lane, parts, had, is_only, from_ms)
   let_next(parts.uses)
 end
 
--- The limit for which a message has to wait that was due then, when to look again, and whether it has room that others
--- wait for, who come first; nil where it can go. `had`, `order`: as for `block`.
+-- The limit for which a message with this due time must wait, when to look again, and whether there is capacity, but for
+-- others that wait and come first; nil if the message can go. `had`, `order`: as in `block`.
 local function full_for(due_ms, parts, had, order)
   local full, look_ms, is_left
   for _, use in ipairs(parts.uses) do
     local free, next_ms = has_room(use, due_ms)
     local leaves = free and is_for_others(use, due_ms, parts.key, had, order)
-    -- Rather for a limit of this queue: for a global one others wait, too.
+    -- A limit of this queue is preferred: other queues wait for a global one too.
     if (not free or leaves) and (not full or not limit_of[use.name].is_shared) then
       full, look_ms, is_left = use, next_ms or now_ms + LOOK_MS, leaves
     end
@@ -199,8 +199,8 @@ local function full_for(due_ms, parts, had, order)
   return full, look_ms, is_left
 end
 
--- As `full_for`, for the lane's first message. Where that is late, and only those need what it lacks, for the first that
--- is not: the last value is when that was due, if it can go.
+-- As `full_for`, for the first message of the lane. If it is late and lacks a token that only late messages need, then
+-- for the first message that is not late. If that one can go, the last value is its due time.
 local function full_limit(lane, parts, had, order)
   local line, from_ms = gate .. 'lane:' .. lane, nil
   local due_ms = tonumber(minds_lateness and redis.call('ZRANGE', line, 0, 0, 'WITHSCORES')[2] or 0)
@@ -214,8 +214,8 @@ local function full_limit(lane, parts, had, order)
   end
 end
 
--- The lane whose turn is next, its key with what that has had, the lane's order, and whether it has no other lane;
--- nil where none has turns.
+-- The lane whose turn is next, the turns that its key has had, the order of the lane, and whether the key has no other
+-- lane; nil if no lane has turns.
 local function first_lane()
   while true do
     local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
@@ -227,11 +227,11 @@ local function first_lane()
   end
 end
 
--- The only lane that has turns, where its first message lacks slots of a global limit.
+-- The only lane with turns, if its first message lacks slots of a global limit.
 local lacks_slots
 
--- Whether some could go on without more slots of global limits. A lane that could not waits from now on, but for the
--- only one: to move it to and fro would cost more than all else.
+-- Whether some lane could continue without more slots of global limits. A lane that could not waits from now on. The only
+-- lane with turns does not: moving it back and forth would cost more than everything else.
 local function some_can_go_on(tries)
   while tries > 0 do
     local lane, had, order, is_only = first_lane()
@@ -250,9 +250,9 @@ local function some_can_go_on(tries)
   return redis.call('EXISTS', gate .. 'turns') == 1
 end
 
--- Hands out in turn; returns whether it has stopped while some could go on.
+-- Hands out in turn; returns whether it has stopped while some lane could continue.
 local function serve_all()
-  local tries = want + 200  -- lanes that are found without room wait for it from then on
+  local tries = want + 200  -- lanes found without capacity wait for it from then on
   while #taken / 2 < want and tries > 0 do
     tries = tries - 1
     local lane, had, order, is_only = first_lane()
@@ -269,7 +269,8 @@ local function serve_all()
   return redis.call('EXISTS', gate .. 'turns') == 1
 end
 
--- What waits for global limits, for those first that were told of least lately. Of a limit's lanes the first one.
+-- The messages that wait for global limits, beginning with the limits not reported for the longest time. Reports the
+-- first lane of each limit.
 local function lacking()
   local lacks, place = {}, {}
   local function tell_of(lane, others)
@@ -299,7 +300,7 @@ local function lacking()
   return lacks
 end
 
--- Without policies: in the order of due times, whatever the lanes are, which its caller clears. Then it comes again.
+-- Without policies: hands out in the order of due times, regardless of lanes. The caller clears the lanes and comes again.
 local function let_out()
   local members = want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}
   for _, member in ipairs(members) do
@@ -328,11 +329,11 @@ local function step()
   end
   if redis.call('EXISTS', unpack(ready)) > 0 then
     local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
-    -- Many without a ticket, as after a change of policies, do not hold up those that have turns.
+    -- Many messages without a ticket, as after a change of policies, must not delay those that have turns.
     more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
     let_arrive_in_time()
   end
-  look(lease_ms > 0 and not lease_end_ms)  -- a new one may come with other limits
+  look(lease_ms > 0 and not lease_end_ms)  -- a new consumer may have other limits
   for limit, count in pairs(allowed) do
     if count > 0 then unblock(limit) end
   end
@@ -370,7 +371,7 @@ local lacks = some_wait and has_shared and lacking() or {}
 local look_ms = some_wait ~= false and next_look()
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
--- Who has all it wanted may have no room for what lacks slots: others have.
+-- A consumer that got all it wanted may have no room for messages without slots, but another consumer may.
 pass_on(answer, more or (#lacks > 0 and #taken > 0 and #taken / 2 == want), #taken > 0, next_ms)
 if not more then answer[3] = 0 end
 if expires_ms > 0 then

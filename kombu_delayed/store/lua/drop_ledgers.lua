@@ -1,5 +1,5 @@
--- drop_ledgers: forget parts of what a job has done, before their time.
--- Twice is safe.
+-- drop_ledgers: drop parts of the ledger of a job before they expire.
+-- Idempotent.
 -- keys: ledgers_until absent
 -- arguments: ledgers...
 -- returns how many there were; O(ledgers): the server frees their memory in another thread

@@ -1,9 +1,9 @@
--- events_step: how far so many lifecycle events reach, without returning them.
+-- events_step: find how far a number of lifecycle events reaches, without returning them.
 -- keys: events
 -- arguments: after upto limit
---   after: those behind this id …
---   upto: … and not behind this one
---   limit: look at so many
+--   after: events after this id …
+--   upto: … up to and including this id
+--   limit: how many events
 -- returns {how many, id of the last one or `after`, how many were ever trimmed or -1 before Redis 7}; O(limit)
 local function trimmed()
   if redis.call('EXISTS', events) == 0 then return -1 end

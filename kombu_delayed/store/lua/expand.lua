@@ -1,9 +1,10 @@
--- expand: write ready messages as they were before they were compressed.
--- Twice is safe: by then they are not what they were read as.
+-- expand: replace compressed ready messages by their original text.
+-- Idempotent: after the first call they differ from what was read.
 -- keys: list
 -- arguments: start:number limit:number window:number texts...
---   start, limit: where they were read; they are looked for so far on both sides of that, too: window
---   texts: a message as it was read, and as it was; …
+--   start, limit: where they were read
+--   window: how far they are searched on both sides of that
+--   texts: a message as it was read, and its original text; …
 -- include: ready_place
 -- returns how many; O(limit + window)
 local read, count = {}, 0

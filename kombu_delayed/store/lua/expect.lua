@@ -1,13 +1,13 @@
--- expect: schedule a message that waits for an answer until its timeout; where the answer has come already, it is
--- ready at once and has it. Twice is safe: an id expects a name once, even if that has ended since.
+-- expect: schedule a message that waits for an answer until its timeout. If the answer has already arrived, the message
+-- is ready at once, with the answer. Idempotent: an id expects a name once, even if that has ended since.
 -- keys: partitions delayed messages duplicates wake unique unique_due expectations expectations_until answers
 -- keys: answers_until events ready...
 -- arguments: now partition_size:number bucket_bytes:number steps event_limit:number name id record timeout_ms:number kept_ms:number
 --   record: priority step + message, with the header delayed_answer null
---   kept_ms: how long it is known afterwards how it ended
+--   kept_ms: how long its end stays recorded
 -- include: clock waiting ready buckets bucket_add backlog events unique notes awaited expiry
--- returns {'open', 'answered', 'failed', 'timed_out' or 'cancelled'; or 'refused', as another one is open, id of
---   the one that counts}; O(log n)
+-- returns {'open', 'answered', 'failed', 'timed_out' or 'cancelled', or 'refused' because another one is open; the id
+--   of the one that counts}; O(log n)
 clear_past(expectations, expectations_until)
 clear_past(answers, answers_until)
 local note = facts_of(expectations, name)

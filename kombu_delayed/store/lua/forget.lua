@@ -1,5 +1,5 @@
 -- forget: drop dead letters for good.
--- Twice is safe.
+-- Idempotent.
 -- keys: dead dead_messages dead_reasons absent
 -- arguments: ids...
 -- include: buckets

@@ -1,9 +1,9 @@
--- forget_dictionaries: let the dictionaries of a queue expire that has no message in any state.
--- Twice is safe. What comes compressed into the queue before they have expired keeps them: `dictionary`.
+-- forget_dictionaries: let the dictionaries of a queue without messages in any state expire.
+-- Idempotent. A compressed message that arrives before they expire keeps them: see `dictionary`.
 -- keys: messages dead_messages consumers dictionaries absent ready...
 -- arguments: stay_ms:number
---   stay_ms: how long they stay, for whoever reads what has just left the queue; 0: they go at once; -1: change nothing
--- returns 1 where no message needs them any more; O(consumers)
+--   stay_ms: how long they stay, for readers of messages that have just left the queue; 0: drop them now; -1: change nothing
+-- returns 1 if no message needs them any more; O(consumers)
 local is_empty = redis.call('EXISTS', messages, dead_messages, messages .. ':buckets', dead_messages .. ':buckets', unpack(ready)) == 0
 for _, consumer in ipairs(is_empty and redis.call('ZRANGE', consumers, 0, -1) or {}) do
   is_empty = is_empty and redis.call('EXISTS', dictionaries:match('^.*}:') .. 'unacked:' .. consumer) == 0

@@ -1,5 +1,5 @@
--- free: give back the slots of messages whose tasks have ended, or did not begin.
--- Twice is safe: a message without slots frees none.
+-- free: release the slots of messages whose tasks have ended or did not start.
+-- Idempotent: a message without slots frees none.
 -- keys: delayed wake gate ready...
 -- arguments: consumer steps tags...
 -- include: waiting ready gate slots

@@ -1,10 +1,10 @@
--- hold: tasks keep their unique keys for a time from now on, or have ended and release them.
--- Twice is safe: a key that another task has stays as it is.
+-- hold: extend the time for which tasks hold their unique keys, or release the keys of ended tasks.
+-- Idempotent: the key of another task does not change.
 -- keys: unique_held unique_until
 -- arguments: now entries...
 --   entries: key, id of its task, ms from now on (0: the task has ended); …
 -- include: clock
--- returns how many were theirs; O(log n) a key
+-- returns how many keys belonged to these tasks; O(log n) a key
 local count = 0
 for i = 1, #entries, 3 do
   local key, left_ms = entries[i], tonumber(entries[i + 2])

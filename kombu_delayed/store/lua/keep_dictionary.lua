@@ -1,10 +1,10 @@
--- keep_dictionary: have a queue's messages compressed with a new dictionary from now on.
--- Twice is safe: where another process was faster, its dictionary stays.
+-- keep_dictionary: compress a queue's messages with a new dictionary from now on.
+-- Idempotent: if another process was faster, its dictionary stays.
 -- keys: dictionaries
 -- arguments: now before version text most:number
---   before: the version that it takes the place of; empty: there is none
---   version, text: the new one
---   most: keep at most so many versions
+--   before: the version that it replaces; empty: there is none
+--   version, text: of the new dictionary
+--   most: how many versions to keep at most
 -- include: clock
 -- returns the version to compress with; O(1)
 local current, count = unpack(redis.call('HMGET', dictionaries, 'current', 'count'))

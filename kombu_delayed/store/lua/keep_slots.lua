@@ -1,11 +1,11 @@
--- keep_slots: give a consumer's messages the slots that they have, where the server has lost them.
--- Twice is safe: a message that has slots gets no more.
+-- keep_slots: restore the slots of a consumer's messages if the server has lost them.
+-- Idempotent: a message that has slots gets no more.
 -- keys: consumers gate
 -- arguments: now consumer entries...
 --   entries: tag, id, |limit:key*slots|…; …
 -- include: clock
--- returns 1, or 0 where the consumer has no lease; O(1) a slot
-redis.call('ZREM', consumers, '')  -- a full server lets a script write that has freed memory first
+-- returns 1, or 0 if the consumer has no lease; O(1) a slot
+redis.call('ZREM', consumers, '')  -- a full server accepts writes only after a script has freed memory
 if not redis.call('ZSCORE', consumers, consumer) then return 0 end
 for i = 1, #entries, 3 do
   local tag, id, slots = entries[i], entries[i + 1], entries[i + 2]

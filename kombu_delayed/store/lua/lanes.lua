@@ -1,10 +1,10 @@
--- lanes: read the lines at a gate, some a call. It changes nothing.
+-- lanes: read the lanes of a gate, a few per call. Read-only.
 -- keys: gate absent
 -- arguments: cursor count:number pattern
---   count: look at so many lanes, about
---   pattern: those whose names match, as HSCAN takes it
--- returns {the next cursor, '0' at the end, lane, the limit that it waits for or empty, messages in it, the first one's due time, …};
---   O(count · log n)
+--   count: about how many lanes to read
+--   pattern: of the names of lanes, as in HSCAN
+-- returns {the next cursor, '0' at the end, lane, the limit that it waits for or empty, messages in it, due time of the first
+--   one, …}; O(count · log n)
 local page = redis.call('HSCAN', gate .. 'lanes', cursor, 'MATCH', pattern, 'COUNT', count)
 local answer = {page[1]}
 for i = 1, #page[2], 2 do

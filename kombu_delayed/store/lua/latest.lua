@@ -1,5 +1,5 @@
--- latest: remember the latest due time that was seen of a key.
--- Twice is safe.
+-- latest: record the latest due time seen for a key.
+-- Idempotent.
 -- keys: latest
 -- arguments: now key due_ms:number
 -- include: clock
@@ -8,5 +8,5 @@ local KEPT_MS = 30 * 86400000
 redis.call('ZADD', latest, 'GT', due_ms, key)
 local found = redis.call('ZSCORE', latest, key)
 redis.call('ZREMRANGEBYSCORE', latest, '-inf', now_ms - KEPT_MS)
-redis.call('PERSIST', latest)  -- older code has given it an expiry, and a server may evict what has one
+redis.call('PERSIST', latest)  -- older code set an expiry, and a server may evict keys that have one
 return string.format('%.0f', found)

@@ -1,12 +1,12 @@
--- look: which of many queues have messages for which no consumer has promised to come.
--- Twice is safe: it only reads.
+-- look: find which of many queues have messages that no consumer has promised to claim.
+-- Read-only.
 -- keys: queues...
 -- arguments: now lists:number
---   queues: of each queue: ZSET partitions, what the partitions' keys begin with, STRING armed, LIST per priority step
---   lists: how many lists each queue has
+--   queues: for each queue: ZSET partitions, prefix of the partitions' keys, STRING armed, LIST per priority step
+--   lists: the number of lists of each queue
 -- include: clock
--- returns a number for each queue, as one text: 0 to claim from it, -1 if it is empty, else in how many ms its next
--- message is due for which a consumer has promised to come; O(1) a queue
+-- returns a number for each queue, as one text: 0 if it should be claimed from, -1 if it is empty, else the ms until its
+--   next message is due, which a consumer has promised to claim; O(1) a queue
 local answer = {}
 for i = 1, #queues, 3 + lists do
   local partitions, delayed, armed = queues[i], queues[i + 1], queues[i + 2]

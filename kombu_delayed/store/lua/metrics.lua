@@ -1,13 +1,14 @@
--- metrics: metrics of a queue for autoscalers. It changes nothing.
+-- metrics: metrics of a queue for autoscalers. Read-only.
 -- keys: partitions delayed messages unacked consumers dead paused ready...
 -- arguments: now limit:number spans...
---   unacked: what the keys of consumers' unacked hashes begin with
---   limit: count so many partitions; what is due in later ones is estimated
+--   unacked: prefix of the keys of consumers' unacked hashes
+--   limit: how many partitions to count; the messages due in later ones are estimated
 --   spans: ms from now, ascending
 -- include: clock buckets forecast
--- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers whose lease lasts, ms since the oldest one was due that no
---   consumer has or -1, ms until the next one is due or -1, 1 if counts are estimated, ms since the oldest one was due that waits at
---   the gate or -1, 1 if the queue is paused, due within the first span, …}. What a pause held back is late from its end on; O(limit + consumers + log n)
+-- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers with a lease, ms since the oldest message
+--   without a consumer was due or -1, ms until the next one is due or -1, 1 if counts are estimated, ms since the oldest
+--   message at the gate was due or -1, 1 if the queue is paused, due within the first span, …}. After a pause, lateness
+--   counts from its end; O(limit + consumers + log n)
 local pause = redis.call('GET', paused)
 local is_paused, resumed_ms = false, 0
 if pause then
@@ -21,7 +22,7 @@ local function partitions_before(edge)
   return redis.call('ZCOUNT', partitions, '-inf', '(' .. edge)
 end
 
--- Messages that are due before each edge. All partitions that are not looked at count as equally full.
+-- The messages due before each edge. All partitions that are not counted are assumed to be equally full.
 local function due_before_edges(total)
   local last = partitions_before(edges[#edges])
   local looked_at = math.min(last, limit)

@@ -1,21 +1,22 @@
 -- migrate: move messages between the keys of the stock Redis transport and the backlog.
--- Twice is safe: messages that have left their source do not move.
+-- Idempotent: messages that have left their source do not move.
 -- keys: partitions delayed messages duplicates wake stock_unacked stock_index ready...
 -- arguments: now partition_size:number bucket_bytes:number steps source until_seconds:number keep start:number stop:number entries...
 --   stock_unacked: HASH tag -> JSON [message, exchange, routing key]
 --   stock_index: ZSET tag -> when it was delivered, in s
---   source: unacked (the stock transport's), ready or delayed
---   until_seconds: unacked: take what was delivered until then
---   keep: unacked: 1: leave it there, another queue gets it too
---   start: ready: the part of the list to look at, from its left end
---   entries: tag (or member of the backlog), id, due_ms, step + message (of the backlog: with the due time, where it is compressed, as it was); …
+--   source: unacked (of the stock transport), ready or delayed
+--   until_seconds: for unacked: take messages that were delivered until then
+--   keep: for unacked: 1: leave the message there, because another queue gets it too
+--   start: for ready: the part of the list to search, from its left end
+--   entries: tag (or member of the backlog), id, due_ms, step + message (of the backlog: step + due time + original text, if
+--     it is compressed); …
 -- include: clock waiting ready buckets bucket_add backlog expiry
 -- returns {messages that are delayed now, messages that are ready now}
 local PLACEHOLDER = '\0moved'
 local before = earliest()
 local first
 local counts = {0, 0}
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 
 local function delay(id, due_ms, record)
   put(id, due_ms, record, partition_size)
@@ -59,8 +60,8 @@ local function from_delayed(member, _, due_ms, readable)
   forget_duplicate(member)
 end
 
--- Elements may have moved since the caller looked: they are found by their text. Each is overwritten in
--- its place, and then all go in one pass.
+-- Elements may have moved since the caller read them, so they are found by their text. Each is overwritten in its place,
+-- and then all are removed in one pass.
 local function from_ready()
   local wanted, places, step = {}, {}, entries[4]:sub(1, 1)
   for i = 1, #entries, 4 do wanted[entries[i + 3]] = i end

@@ -1,12 +1,13 @@
--- note_outcomes: note what a worker has done with tasks.
--- Twice notes the same lines twice, which readers take for one.
+-- note_outcomes: record what a worker has done with tasks.
+-- Safe to repeat: readers ignore repeated lines.
 -- keys: outcomes absent
 -- arguments: now limit:number age_ms:number worker alive_ms:number entries...
---   limit: of about so many tasks a table keeps the text, and of twice as many at the most
---   age_ms: for so long at the least, and for twice as long at the most
---   worker: who notes it, and counts as alive for alive_ms from now on; 0: it ends, and empty: it is no worker
---   entries: of each task: id, state ("r" received, "s" started, "b" back in its queue, "+" succeeded, "-" failed, "~" to be
---     retried, "x" any other end), the time of that or of the next attempt, whether it was slow, what its text begins with, lines
+--   limit: a table keeps the texts of about this many tasks, and of at most twice as many
+--   age_ms: a text is kept at least this long, and at most twice as long
+--   worker: the worker, which counts as alive for alive_ms from now on; empty: the caller is no worker
+--   alive_ms: 0: the worker ends
+--   entries: for each task: id, state ("r" received, "s" started, "b" back in its queue, "+" succeeded, "-" failed, "~" will be
+--     retried, "x" any other end), the time of that or of the next attempt, whether it was slow, the head of its text, lines
 -- include: clock outcomes
 -- returns how many tasks; O(1) a task
 local TEXT_BYTES, INDEX_LIMIT, FIELDS = 6000, 2000, 6
@@ -20,7 +21,7 @@ local function put(index, score, id)
   changed[index] = true
 end
 
--- The first line and as many of the last ones as there is room for: at the least one.
+-- Keeps the first line and as many of the last ones as fit: at least one.
 local function shortened(text)
   if #text <= TEXT_BYTES then return text end
   local head = text:find('\n', 1, true) or 0
@@ -33,8 +34,8 @@ local function shortened(text)
   return text:sub(1, head) .. text:sub(from)
 end
 
--- Whether a text is of another tenant's task: each tenant may use the same ids. The last one's is kept. Who has cancelled
--- an id may not know what task it was.
+-- Whether a text belongs to another tenant's task: tenants may use the same ids, and the last text is kept. A process
+-- that cancels an id may not know its task.
 local function is_of_another(text, head)
   local first = text:match('^[^\n]*\n')
   if first == head then return false end
@@ -44,7 +45,7 @@ local function is_of_another(text, head)
   return given[2] ~= '' and known[2] ~= '' and known[3] ~= given[3]
 end
 
--- All that are known are read at once, and at the end all texts are written at once, by hash.
+-- All known texts are read at once, and at the end all texts are written at once, by hash.
 local ids_in, bucket_by_id, texts, kept_in = {}, {}, {}, {}
 for i = 1, #entries, FIELDS do
   local id = entries[i]
@@ -98,10 +99,10 @@ for key, fields in pairs(fields_of) do
 end
 for index in pairs(changed) do
   redis.call('ZREMRANGEBYRANK', outcomes .. index, 0, -INDEX_LIMIT - 1)
-  redis.call('ZREMRANGEBYSCORE', outcomes .. index, '-inf', now_ms - 2 * age_ms)  -- whose texts are gone
+  redis.call('ZREMRANGEBYSCORE', outcomes .. index, '-inf', now_ms - 2 * age_ms)  -- their texts are gone
   redis.call('PEXPIRE', outcomes .. index, 2 * age_ms)
 end
-redis.call('SET', outcomes .. 'used', '1', 'PX', age_ms)  -- that its outcomes are recorded at all
+redis.call('SET', outcomes .. 'used', '1', 'PX', age_ms)  -- marks that outcomes of the queue are recorded
 if worker ~= '' then
   redis.call('ZADD', outcomes .. 'workers', now_ms + alive_ms, worker)
   redis.call('ZREMRANGEBYSCORE', outcomes .. 'workers', '-inf', now_ms)

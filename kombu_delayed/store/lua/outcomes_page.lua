@@ -1,5 +1,5 @@
--- outcomes_page: outcomes of the tasks of a list, the latest first.
--- Twice is safe: it only reads.
+-- outcomes_page: read the outcomes of the tasks of a list, the latest first.
+-- Read-only.
 -- keys: outcomes absent
 -- arguments: now list start:number count:number
 --   list: running, failed-ids, retrying or slow

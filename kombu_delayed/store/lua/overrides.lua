@@ -1,4 +1,4 @@
--- overrides: read what was set for limits of a queue at run time, and has not ended. It changes nothing.
+-- overrides: read the overrides of a queue's limits that have not ended. Read-only.
 -- keys: gate absent
 -- arguments: now
 -- include: clock override

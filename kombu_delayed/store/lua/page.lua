@@ -1,18 +1,18 @@
--- page: read delayed messages, also those that wait at a gate, in the order of their due times.
+-- page: read delayed messages, including those at a gate, in the order of their due times.
 -- keys: partitions delayed messages
 -- arguments: from_ms after until_ms:number limit:number limit_bytes:number needle
---   from_ms: due from then on …
---   after: … and, of those due at that very time, behind = and a member (or empty)
---   until_ms: due before then
---   limit: look at so many
---   limit_bytes: and at no more when so much is to be returned
---   needle: return only messages with this text in them (or empty), and those that are compressed; it may pass over a text of
---   the body
+--   from_ms: due from this time on …
+--   after: … and, among those due at exactly that time, after this member, given with = in front (or empty)
+--   until_ms: due before this time
+--   limit: how many messages to read
+--   limit_bytes: stop earlier when the answer has this many bytes
+--   needle: return only messages that contain this text (or empty), and compressed ones; a text within the body may be
+--     missed
 -- include: buckets start has_needle
--- returns {0 at the end or 1, how many it has looked at, due_ms and = and member of the last of them, id, its record,
+-- returns {0 at the end or 1, how many messages were read, due_ms of the last of them, its member after =, id, its record,
 --   packed or not, …}; O(limit)
 
--- Each call of what these return gives the next members with due times; empty at the end.
+-- These two return functions. Each call of such a function returns the next members with due times; empty at the end.
 local function in_tree()
   local name = redis.call('ZREVRANGEBYSCORE', partitions, from_ms, '-inf', 'LIMIT', 0, 1)[1]
   local rank = name and redis.call('ZRANK', partitions, name) or 0
@@ -39,7 +39,7 @@ local function at_gate()
   end
 end
 
--- What two of these return, in one order.
+-- Merges two such functions into one, in order.
 local function merged(first, second)
   local sides = {{next = first, found = {}, at = 1}, {next = second, found = {}, at = 1}}
   local function head(side)

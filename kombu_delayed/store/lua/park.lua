@@ -1,14 +1,14 @@
--- park: move messages from unacked to the backlog: a producer that knows no backlog made them ready
--- before they were due, or a policy lets them wait.
--- Twice is safe: messages that are no longer held do not move.
+-- park: move messages from unacked to the backlog: a producer that does not know the backlog made them ready before they
+-- were due, or a policy lets them wait.
+-- Idempotent: messages that are no longer held do not move.
 -- keys: partitions delayed messages duplicates wake unacked events moved
 -- arguments: partition_size:number bucket_bytes:number event_limit:number consumer wait reason entries...
---   wait: member of the message that remembers the wait (or empty)
+--   wait: the member of the message that records the wait (or empty)
 --   reason: of a policy (or empty)
 --   entries: tag, id, due_ms; …
 -- include: waiting buckets bucket_add backlog events moved
 -- returns how many; O(log n) a message
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local before = earliest()
 local first
 local parked = 0

@@ -1,9 +1,9 @@
--- pause: let nobody claim from a queue, until it is resumed or for a time.
--- Twice is safe: the second note replaces the first, and the queue is paused since the first.
+-- pause: let no consumer claim from a queue, until it is resumed or for a time.
+-- Idempotent: the second note replaces the first, and the queue is paused since the first.
 -- keys: paused
 -- arguments: now length_ms:number note
 --   length_ms: 0: it has no end
---   note: JSON, of who has paused it and why
+--   note: JSON: who paused it and why
 -- include: clock pause
 -- returns 1
 local before = redis.call('GET', paused)

@@ -1,12 +1,12 @@
 -- place: take a place at an HTTP host for one callback, if the host and the worker have one left.
--- Twice is safe: a holder has one place.
+-- Idempotent: a holder has one place.
 -- keys: places own timeouts
 -- arguments: now holder limit:number own_limit:number tolerated:number kept_ms:number
---   places: ZSET holder -> when its place is free again; own: those of one worker
---   timeouts: number of callbacks in a row that timed out; from `tolerated` on, one place is left
+--   places: ZSET holder -> when its place expires; own: those of one worker
+--   timeouts: number of consecutive callbacks that timed out; from `tolerated` on, the host has only one place
 -- include: clock
--- returns 1, or where all are taken 0, or -1 at a host that times out; and for how many ms the oldest
---   callback of the host has lasted; O(log n)
+-- returns 1; or if all places are taken 0, or -1 at a host that times out, and for how many ms the oldest callback of
+--   the host has lasted; O(log n)
 local times_out = tonumber(redis.call('GET', timeouts) or 0) >= tolerated
 if times_out then limit = 1 end
 for key, most in pairs({[places] = limit, [own] = own_limit}) do

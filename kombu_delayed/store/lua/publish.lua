@@ -1,8 +1,8 @@
 -- publish: put messages at the tails of their ready lists.
--- Twice is not safe: a list does not know its members.
+-- Not idempotent: a list cannot detect duplicates.
 -- keys: wake absent ready...
 -- arguments: expires_ms:number steps records...
---   expires_ms: 0: none is known; below 0: unless the queue has another one
+--   expires_ms: of the queue; 0: not known; negative: used if the queue has no other expiry
 --   records: priority step + message; …
 -- include: waiting ready expiry
 -- returns how many; O(1) a message
@@ -15,7 +15,7 @@ announce_ready()
 if expires_ms > 0 then
   expire_as_declared(expires_ms, 0)
 elseif expires_ms < 0 and redis.call('EXISTS', of_queue('expires')) == 0 then
-  expire_in(-expires_ms)  -- with no note: who waits for it may declare another one yet
+  expire_in(-expires_ms)  -- without a note: its consumer may still declare another expiry
 elseif is_new then
   expire_as_noted()
 end

@@ -1,10 +1,10 @@
 -- purge: delete ready and delayed messages, a bounded part of the backlog per call.
--- Twice is safe; call it until it returns 0.
+-- Idempotent; call it until it returns 0.
 -- keys: partitions delayed messages duplicates wake unique unique_due unique_held unique_until ready...
 -- arguments: limit:number
---   limit: delayed messages a call
+--   limit: how many delayed messages a call deletes
 -- include: buckets
--- returns how many messages are gone; O(messages that go)
+-- returns how many messages were deleted; O(deleted messages)
 local count = 0
 for _, list in ipairs(ready) do
   count = count + redis.call('LLEN', list)

@@ -1,14 +1,14 @@
 -- ready_find: read the messages that came to a ready list after a given one, and some messages by their positions.
--- Twice is safe: it only reads.
+-- Read-only.
 -- keys: list
 -- arguments: newest limit:number around:number looks...
 --   newest: SHA-1 of the newest message that the caller knows; empty: it knows none
---   limit: at most so many have come
---   around: so far from its place a message is looked for
---   looks: for each message the place that it had then, and a text that is in it; -1: the caller does not know
---     the place, and only the last messages are looked at, where those are that workers have put back
--- returns {length, how many have come or -1 where these are too many, place or -1 and message for each look,
---   what has come, …}; O(limit), O(around) a look, and a step for each 8 kB of the list before its place
+--   limit: how many new messages to read at most
+--   around: how far from its place a message is searched
+--   looks: for each message its place at that time, and a text that it contains; -1: the caller does not know the place,
+--     and only the last messages are searched, because workers put messages back there
+-- returns {length, how many messages are new or -1 if there are too many, place or -1 and message for each look,
+--   the new messages, …}; O(limit), O(around) a look, and a step for each 8 kB of the list before its place
 local length, fresh = redis.call('LLEN', list), {}
 local since = length == 0 and 0 or -1
 for start = 0, newest == '' and -1 or math.min(limit, length) - 1, 50 do

@@ -1,13 +1,13 @@
--- ready_page: read a part of one ready list, from its head, which has what came last.
--- Twice is safe: it only reads.
+-- ready_page: read a part of one ready list, from the end with the newest messages.
+-- Read-only.
 -- keys: list
 -- arguments: start:number limit:number limit_bytes:number needles...
---   start: how many from the head are left out
---   limit_bytes: after so many bytes it ends earlier
---   needles: texts of which a message has one; none: any message. Those that are compressed are
---     returned as well
+--   start: how many messages to skip from that end
+--   limit_bytes: stop earlier after this many bytes
+--   needles: return messages that contain one of these texts; none: all messages. Compressed ones are returned too
 -- include: may_have
--- returns {how many were looked at, 1 if there may be more, place, message, …}; O(limit), and a step for each 8 kB of the list before it
+-- returns {how many were read, 1 if there may be more, place, message, …}; O(limit), and a step for each 8 kB of the list
+--   before it
 local answer, size, seen, more = {0, 0}, 0, 0, true
 while more and seen < limit and size < limit_bytes do
   local at, count = start + seen, math.min(limit - seen, 50)

@@ -1,21 +1,21 @@
--- reclaim: put messages of a consumer whose lease has ended back to the heads of their ready lists.
--- Twice is safe; call it until nothing is left.
+-- reclaim: put messages of a consumer whose lease has expired back to the heads of their ready lists.
+-- Idempotent; call it until nothing is left.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked held dead dead_messages dead_reasons
 -- keys: unique_held unique_until events gate ready...
 -- arguments: now bucket_bytes:number consumer steps limit:number max_deliveries:number dead_limit:number dead_age_ms:number
 -- arguments: event_limit:number ended_ms
---   consumer: the dead one
+--   consumer: the dead consumer
 --   max_deliveries: 0: any number
---   ended_ms: the end of the lease that the caller found dead; empty: any that has passed
+--   ended_ms: the end of the lease that the caller found expired; empty: any time in the past
 -- include: clock waiting ready buckets bucket_add events unacked backlog announce dead unique_end poison gate slots expiry
--- returns {messages put back or buried, messages it still holds, the dead letters that some became …};
---   {0, 0} where the lease lasts, or was renewed since
+-- returns {messages put back or buried, messages it still holds, ids of the buried ones …};
+--   {0, 0} if the lease has not expired, or was renewed since
 local lease_end_ms = tonumber(redis.call('ZSCORE', consumers, consumer) or 0)
 if lease_end_ms > 0 and lease_end_ms ~= tonumber(ended_ms) and (ended_ms ~= '' or lease_end_ms > now_ms) then return {0, 0} end
-redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server lets a script write that has freed memory first
-redis.call('ZADD', consumers, 0, consumer)  -- from here on it is dead, though it may wake up between two calls
+redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server accepts writes only after a script has freed memory
+redis.call('ZADD', consumers, 0, consumer)  -- it counts as dead from now on, but may wake up between two calls
 local before = redis.call('HLEN', unacked)
-if before > 0 or redis.call('EXISTS', slots_held) == 1 then  -- it finds this should it wake up
+if before > 0 or redis.call('EXISTS', slots_held) == 1 then  -- for the consumer to find if it wakes up
   local note_ms = redis.call('PTTL', of_queue('expires'))
   redis.call('SET', of_queue('reclaimed:' .. consumer), 1, 'PX', note_ms > 0 and note_ms or 86400000)
 end

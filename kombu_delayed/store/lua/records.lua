@@ -1,4 +1,4 @@
--- records: the values of some fields of a hash that is spread over buckets.
+-- records: read the values of some fields of a hash that is spread over buckets.
 -- keys: hash absent
 -- arguments: fields...
 -- include: buckets

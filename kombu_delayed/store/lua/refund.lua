@@ -1,9 +1,9 @@
--- refund: give back the tokens of a message that has left the gate and does not run: others may have them.
--- Twice gives them back twice, so nobody sends it again; where it is lost, they come back in their time.
+-- refund: return the tokens of a message that has left the gate and does not run, so that others can have them.
+-- Not idempotent: a second call returns them twice, so the call is never repeated. If it is lost, they come back in time.
 -- keys: delayed wake gate ready...
 -- arguments: now steps limits due_ms:number uses...
---   limits: as deliver_gated has them
---   due_ms: when the message was due: one that was not late enough has taken no token of some limits
+--   limits: as in deliver_gated
+--   due_ms: when the message was due: a message that was not late enough has taken no token of some limits
 --   uses: limit:key, cost; …
 -- include: clock waiting ready gate override limits
 -- returns 1; O(log n) a limit

@@ -1,18 +1,19 @@
--- renew: make a consumer's lease last longer in some of its queues, and look at the leases of others in all of them.
--- Twice is safe.
+-- renew: renew a consumer's lease in some of its queues, and check the leases of others in all of them.
+-- Idempotent.
 -- keys: absent keys...
 -- arguments: now consumer lease_ms:number idle_ms:number renewed...
---   keys: of each queue: ZSET consumer -> end of its lease; then of each: HASH unacked; then of each: HASH of slots
---   lease_ms: how long the lease lasts from now on where the consumer holds something …
+--   keys: for each queue: ZSET consumer -> end of its lease; then for each: HASH unacked; then for each: HASH of slots
+--   lease_ms: how long the lease lasts from now on in queues where the consumer holds something …
 --   idle_ms: … and where it holds nothing
---   renewed: the queues in which to renew it, counted from 1; negative: it deletes itself
+--   renewed: the queues in which to renew it, counted from 1; negative: the queue deletes itself
 -- include: clock auto_delete
--- returns {now_ms, end of the first of its leases to end (before this call), or 0; end of the first of others' to end, or 0;
---   {queues where it was lost}, {queues where it holds nothing}, {queue, consumer, end, … of leases that have ended, or end late}}
+-- returns {now_ms, earliest end of its leases before this call or 0, earliest end of the leases of others that have not
+--   expired or 0, {queues where it was lost}, {queues where it holds nothing}, {queue, consumer, end, … of leases that have
+--   expired, or end too late}}
 local count = #keys / 3
 
--- Granted by a clock that was ahead of the present one? Where nothing is held leases are longer, and half a millisecond
--- tells them apart. Names of version 0.1.0 do not end with the length of the lease.
+-- Whether a lease was granted by a clock that was ahead of the present one. Leases of idle consumers are longer, and
+-- have half a millisecond at the end to mark them. Names of version 0.1.0 do not end with the length of the lease.
 local function ends_late(name, end_ms)
   local length_ms = tonumber(name:match(':%x%x%x%x%x%x%x%x%-(%d+)$'))
   return length_ms and end_ms - now_ms > length_ms * (end_ms % 1 == 0 and 1.1 or 5)
@@ -20,7 +21,7 @@ end
 
 local own_ms, next_ms, own, shared, ended = 0, 0, {}, {}, {}
 
--- Of the first two of some consumers, one is another, if there is any: the end of its lease.
+-- The end of the first lease of another consumer. `first` has the first two leases, so one is of another, if there is one.
 local function of_other(first)
   return tonumber(first[first[1] == consumer and 4 or 2])
 end
@@ -64,8 +65,8 @@ local function some_have(queues, name)
   return redis.call('EXISTS', unpack(some)) > 0
 end
 
--- The keys of a queue with an expiry last as long as somebody consumes it. Who left may have taken the expiry of
--- `consumers` away.
+-- The keys of a queue with an expiry stay while a consumer consumes it. A consumer that left may have removed the expiry
+-- of `consumers`.
 local function keep_expiring(i)
   local left_ms = math.max(redis.call('PTTL', keys[i]), redis.call('PTTL', of_queue(i, 'expires')))
   if left_ms < 0 then return end
@@ -89,7 +90,7 @@ local function renew(i, holds_some)
 end
 
 if #renewed > 0 then
-  redis.call('ZREM', keys[1], '')  -- a full server lets a script write that has freed memory first
+  redis.call('ZREM', keys[1], '')  -- a full server accepts writes only after a script has freed memory
   local holds_some = holds(renewed)
   for _, i in ipairs(renewed) do renew(i, holds_some) end
   if some_have(renewed, 'expires') then
@@ -112,7 +113,7 @@ local function tell(i, low, high, limit, is_odd)
 end
 
 for _, i in ipairs(ended) do tell(i, '-inf', now_ms, 100, function() return true end) end
--- All others are looked at where they are few. Of many, each call looks at some, from another place on.
+-- All others are checked if they are few. If there are many, each call checks some, starting at another place.
 local looked, from = 0, math.floor(now_ms)
 for n = 1, #shared do
   if looked < 500 then looked = looked + 1 + tell(shared[(from + n) % #shared + 1], '(' .. now_ms, '+inf', 1000, ends_late) end

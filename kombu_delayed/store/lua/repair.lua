@@ -1,10 +1,10 @@
--- repair: say what is wrong with entries of the backlog, and put it right.
--- Twice is safe: correct entries do not change.
+-- repair: report what is wrong with entries of the backlog, and repair it.
+-- Idempotent: correct entries do not change.
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons
 -- arguments: now partition_size:number bucket_bytes:number dead_limit:number dead_age_ms:number fixes entries...
 --   entries: partition (or empty: in none), member (or empty: the partition itself); …
 -- include: clock waiting buckets bucket_add backlog dead
--- returns for each entry '' where nothing is wrong, or: empty (a partition without members), lost (an entry
+-- returns for each entry '' if nothing is wrong, or: empty (a partition without members), lost (an entry
 --   without its message), unreadable, time (the entry has another due time than the message), misplaced (in
 --   another partition than its due time's), orphan (a message without an entry); O(log n) an entry
 local function fault_of(name, member)
@@ -46,7 +46,7 @@ local function put_right(fault, name, member)
   end
 end
 
-if fixes == '1' then redis.call('ZREM', wake, '') end  -- a full server lets a script write that has freed memory first
+if fixes == '1' then redis.call('ZREM', wake, '') end  -- a full server accepts writes only after a script has freed memory
 local faults = {}
 for i = 1, #entries, 2 do
   local name, member = entries[i], entries[i + 1]

@@ -1,10 +1,10 @@
--- repair_dead: look through a part of the dead letters for those that are not whole, and put them right.
--- Twice is safe: intact entries do not change.
+-- repair_dead: scan a part of the dead letters for incomplete ones, and repair them.
+-- Idempotent: intact entries do not change.
 -- keys: dead dead_messages dead_reasons absent
 -- arguments: now part cursor count:number fixes
---   part: whose ids are looked at: dead, messages or reasons
+--   part: the key whose ids are scanned: dead, messages or reasons
 -- include: clock buckets bucket_scan repair
--- returns {the next cursor, '0' at the end, ids looked at, bytes read, id, fault, …}, where a fault is dead-lost (a
+-- returns {the next cursor, '0' at the end, ids scanned, bytes read, id, fault, …}, where a fault is dead-lost (a
 --   letter without its message) or dead-orphan (a message without its time or its note); O(count · log n)
 local function note_of(id)
   local text = bucket_get(dead_reasons, id)

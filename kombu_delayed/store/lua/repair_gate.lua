@@ -1,13 +1,13 @@
--- repair_gate: say what is wrong at a gate, and put it right: slots that are not those of consumers, and messages that
--- wait in no line. All slots are counted by the first call, and a page of messages by each.
--- Twice is safe: correct entries do not change.
+-- repair_gate: report what is wrong at a gate, and repair it: slots that are not those of consumers, and messages that
+-- wait in no line. The first call counts all slots, and each call scans a page of messages.
+-- Idempotent: correct entries do not change.
 -- keys: partitions delayed messages duplicates wake consumers gate ready...
 -- arguments: now steps cursor count:number fixes
---   count: look at so many messages, about
+--   count: about how many messages to scan
 -- include: clock waiting ready buckets backlog gate
--- returns {the next cursor, '0' at the end, messages looked at, bytes read, limit or id, fault, …};
+-- returns {the next cursor, '0' at the end, messages scanned, bytes read, limit or id, fault, …};
 --   O(count · log n + slots in use)
-if fixes == '1' then redis.call('ZREM', wake, '') end  -- a full server lets a script write that has freed memory first
+if fixes == '1' then redis.call('ZREM', wake, '') end  -- a full server accepts writes only after a script has freed memory
 local faults = {}
 
 local function say(name, fault)

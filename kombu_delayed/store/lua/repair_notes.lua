@@ -1,14 +1,14 @@
--- repair_notes: look through a part of what is noted of expectations, or of the early answers, and put it right.
--- Twice is safe: intact entries do not change.
+-- repair_notes: scan a part of the notes of expectations, or of the early answers, and repair them.
+-- Idempotent: intact entries do not change.
 -- keys: notes notes_until messages unique unique_due absent
 -- arguments: part cursor count:number fixes
 --   notes: HASH name -> JSON: expectations, or answers
---   notes_until: ZSET name -> when that is forgotten
---   part: whose names are looked at: notes or until
+--   notes_until: ZSET name -> when its note is forgotten
+--   part: the key whose names are scanned: notes or until
 -- include: buckets bucket_scan repair
--- returns {the next cursor, '0' at the end, names looked at, bytes read, name, fault, …}, where a fault is note (one
---   that cannot be read, or has no time, or a time of none) or unheard (the message waits, and no answer would find
---   it); O(count · log n)
+-- returns {the next cursor, '0' at the end, names scanned, bytes read, name, fault, …}, where a fault is note (a note
+--   that cannot be read or has no time, or a time without a note) or unheard (the message waits, but no answer would
+--   find it); O(count · log n)
 local function note_of(name)
   local readable, note = pcall(cjson.decode, redis.call('HGET', notes, name) or '')
   local is_whole = readable and type(note) == 'table' and type(note.until_ms) == 'number'

@@ -1,11 +1,11 @@
--- repair_unique: look through a part of the unique keys for those that no message has, and forget them.
--- Twice is safe: a key that a message has stays as it is.
+-- repair_unique: scan a part of the unique keys for those without a message, and forget them.
+-- Idempotent: the key of a message does not change.
 -- keys: messages unique unique_due absent
 -- arguments: part cursor count:number fixes
---   part: whose keys are looked at: unique or due
+--   part: the key whose entries are scanned: unique or due
 -- include: buckets bucket_scan repair
--- returns {the next cursor, '0' at the end, keys looked at, bytes read, key, fault, …}, where a fault is key (one
---   without its id or its time) or leftover (the message is gone, as moves leave it); O(count · log n)
+-- returns {the next cursor, '0' at the end, keys scanned, bytes read, key, fault, …}, where a fault is key (one
+--   without its id or its time) or leftover (the message is gone, as after some moves); O(count · log n)
 local function due_of(key)
   local kept = bucket_get(messages, redis.call('HGET', unique, key) or '')
   return kept and kept:match('^.(%d+)')

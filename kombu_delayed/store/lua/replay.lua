@@ -1,9 +1,9 @@
--- replay: give dead letters another try, with their deliveries and retries counted anew.
--- Twice is safe: messages that are no longer dead do not move.
+-- replay: give dead letters another try, with their deliveries and retries counted from 0.
+-- Idempotent: messages that are no longer dead do not move.
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons events moved ready...
 -- arguments: due_ms:number partition_size:number bucket_bytes:number steps event_limit:number wait ids...
 --   due_ms: 0: now
---   wait: what one that a policy has buried remembers from now on
+--   wait: the new wait of a message that had one
 -- include: waiting ready buckets bucket_add backlog events moved expiry
 -- returns how many; O(log n) a message
 local before = earliest()
@@ -12,7 +12,7 @@ for _, id in ipairs(ids) do
   local record = bucket_get(dead_messages, id)
   if record then
     record = record:gsub(', ?"deliveries": ?%d+}$', '}')
-    -- As Celery writes its headers; within strings, such as the arguments, quotes are escaped.
+    -- Matches the headers as Celery writes them. Within strings, such as the arguments, quotes are escaped.
     record = record:gsub('("group_index": ?[^,"{}]*, ?"retries": ?)%d+', '%10', 1)
     if without_wait(record) ~= record then record = with_wait(record, wait) end
     if due_ms == 0 or record:sub(2, 2) ~= '{' then

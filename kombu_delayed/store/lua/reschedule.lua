@@ -1,8 +1,8 @@
--- reschedule: give delayed messages another due time; one that has come makes them ready.
--- Twice is safe.
+-- reschedule: give delayed messages another due time; a time in the past makes them ready.
+-- Idempotent.
 -- keys: partitions delayed messages duplicates unique unique_due wake events moved ready...
 -- arguments: now partition_size:number steps whole event_limit:number entries...
---   whole: 1: an id stands for all messages that share it, 0: for one member
+--   whole: 1: an id selects all messages that share it, 0: one member
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
 -- include: clock waiting ready buckets backlog events moved expiry unique_gone reschedule
 -- returns as text how many were moved, for each id; O(log n) a message

@@ -1,9 +1,9 @@
--- reschedule_once: give delayed messages another due time, each id once a job; one that has come makes them ready.
--- Twice is safe for as long as the ledger is kept, even if the new time was computed from the old one.
+-- reschedule_once: give delayed messages another due time, each id once per job; a time in the past makes them ready.
+-- Idempotent for as long as the ledger is kept, even if the new time was computed from the old one.
 -- keys: partitions delayed messages duplicates unique unique_due wake events job ledgers_until moved ready...
 -- arguments: now partition_size:number steps whole event_limit:number run attempt ledger_seconds:number entries...
 --   job: HASH id -> 1: the job has moved it, 0: it was not delayed; run -> how many it moved; attempt -> how many entries it had
---   whole: 1: an id stands for all messages that share it, 0: for one member
+--   whole: 1: an id selects all messages that share it, 0: one member
 --   run: field of the ledger that counts what this run has moved
 --   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …

@@ -1,7 +1,7 @@
--- reset_limit: let the numbers of a limit hold that are declared. Call retry_limit then.
--- Twice is safe.
+-- reset_limit: apply the declared numbers of a limit again. Call retry_limit afterwards.
+-- Idempotent.
 -- keys: gate absent
 -- arguments: name
---   name: the limit, as slots name it
--- returns 1 if other numbers were set, else 0
+--   name: the limit, as in the names of slots
+-- returns 1 if there was an override, else 0
 return redis.call('HDEL', gate .. 'overrides', name)

@@ -1,17 +1,17 @@
--- respond: give the message that waits for it its answer, which makes it ready. Where its time is over and no consumer
--- has settled that, `settle` gives it the answer. Or keep an answer whose question has yet to come.
--- Twice is safe: the same answer is told the same again.
+-- respond: give a waiting message its answer, which makes it ready. If its timeout has passed and no consumer has settled
+-- it yet, `settle` gives it the answer. An answer that no message expects yet is kept.
+-- Idempotent: the same answer gets the same result again.
 -- keys: partitions delayed messages duplicates wake unique unique_due expectations expectations_until answers
 -- keys: answers_until events ready...
 -- arguments: now steps event_limit:number name answer_id state answer kept_ms:number early_ms:number
 -- arguments: early_limit:number
 --   state: answered or failed
 --   answer: a string of JSON
---   kept_ms: how long it is known afterwards how it ended
+--   kept_ms: how long the end of the expectation stays recorded
 --   early_ms: how long an early answer is kept; 0: not at all
---   early_limit: how many are
+--   early_limit: how many early answers are kept
 -- include: clock waiting ready buckets backlog events notes awaited expiry
--- returns {'accepted', 'early', 'late', 'unknown' or 'full', as it is not kept, id of the message or ''}; O(log n)
+-- returns {'accepted', 'early', 'late', or 'unknown' or 'full' if it is not kept; id of the message or ''}; O(log n)
 clear_past(expectations, expectations_until)
 clear_past(answers, answers_until)
 local note = facts_of(expectations, name)
@@ -34,7 +34,7 @@ if note and note.state == 'open' and note.due_ms and note.due_ms <= now_ms then
   keep_until(expectations, expectations_until, name, note, math.max(note.until_ms, now_ms + kept_ms))
   return {'accepted', note.id}
 end
-if note then return {'late', note.id} end  -- it has ended, or was taken out of the backlog before its time
+if note then return {'late', note.id} end  -- it has ended, or was removed from the backlog early
 
 local early = facts_of(answers, name)
 if early then return {early.answer_id == answer_id and 'early' or 'late', ''} end

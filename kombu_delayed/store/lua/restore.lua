@@ -1,7 +1,7 @@
--- restore: put messages back into the backlog as a backup has them; what is due by now the next deliver promotes.
--- Twice is safe: a message that is there, whatever its due time is now, is kept once. But one that had to take
--- another name, as its own was taken, comes again when that is free. With a ledger a job restores
--- each message once, even if it has run since.
+-- restore: put messages back into the backlog as a backup has them; the next deliver promotes those that are due.
+-- Idempotent: a message that is there, with any due time, is kept once. But a message that got another name, because
+-- its own was taken, is restored again when its name is free. With a ledger, a job restores each message once, even if
+-- it has run since.
 -- keys: partitions delayed messages duplicates wake events unique unique_due job ledgers_until
 -- arguments: partition_size:number event_limit:number now bucket_bytes:number run attempt ledger_seconds:number entries...
 --   job: HASH member -> 1: the job has restored it, 0: it was there; run -> how many it restored; attempt -> how many entries it had
@@ -24,7 +24,7 @@ local function without_eta(record)
   return (record:gsub('"eta": ?"[^"\\]*"', '', 1))
 end
 
--- Unless another one has taken its key meanwhile. A retry holds off nobody.
+-- Gives a message its unique key, unless another message has it now. A retry does not block others.
 local function claim_key(member, record, due_ms)
   if not record:find('_unique":', 1, true) then return end
   -- include: member_of_part
@@ -35,7 +35,7 @@ local function claim_key(member, record, due_ms)
   if not other or not bucket_has(messages, other) then remember(key, member, due_ms) end
 end
 
--- Returns what the backlog calls it now, or nil where it was there.
+-- Returns the name of the message in the backlog, or nil if it was there already.
 local function put_back(member, kept, due_ms)
   local id, n
   if member:find('\31', 1, true) then id, n = member:match('^(.*)\31(%d+)$') end

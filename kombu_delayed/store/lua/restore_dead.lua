@@ -1,6 +1,7 @@
 -- restore_dead: put dead letters back as a backup has them.
--- Twice is safe: a letter that is there is kept once.
--- What is older than the bound is put back all the same, as it is looked for; the next burial in the queue drops it.
+-- Idempotent: a letter that is there is kept once.
+-- Letters older than the age limit are restored too, so that they can be inspected; the next burial in the queue drops
+-- them.
 -- keys: dead dead_messages dead_reasons absent
 -- arguments: bucket_bytes:number entries...
 --   entries: id, time of burial in ms, priority step + message, JSON: why, by whom; …

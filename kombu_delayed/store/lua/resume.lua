@@ -1,5 +1,5 @@
--- resume: let consumers claim from a paused queue again, and tell them.
--- Twice is safe.
+-- resume: let consumers claim from a paused queue again, and wake them.
+-- Idempotent.
 -- keys: partitions delayed messages duplicates wake armed gate paused ready...
 -- arguments: now steps
 -- include: clock waiting ready backlog announce expiry pause

@@ -1,8 +1,8 @@
--- retry_limit: let what waits for a limit try again, as its numbers have changed.
--- Twice is safe; call it until the cursor is 0 again.
+-- retry_limit: let messages that wait for a limit try again after its numbers have changed.
+-- Idempotent; call it until the cursor is 0 again.
 -- keys: wake gate ready...
 -- arguments: now name cursor count:number steps
---   name: the limit, as slots name it
+--   name: the limit, as in the names of slots
 -- include: clock waiting ready
 -- returns the next cursor; O(count · log n)
 local next_cursor, found = unpack(redis.call('ZSCAN', gate .. 'looks', cursor, 'MATCH', name .. ':*', 'COUNT', count))

@@ -1,13 +1,13 @@
--- revise: give a delayed message another text, priority and due time; one whose time has come becomes ready.
--- Twice is safe: by then the message is not what it was read as.
+-- revise: give a delayed message another text, priority and due time; if it is then due it becomes ready.
+-- Idempotent: after the first call the message differs from `expected`.
 -- keys: partitions delayed messages duplicates wake events moved ready...
 -- arguments: now partition_size:number steps event_limit:number member expected due_ms:number record
 --   expected: priority step + due_ms + message, as it was read
---   record: priority step + message, as it is to be
+--   record: the new priority step + message
 -- include: clock waiting ready buckets backlog events moved expiry
--- returns 1, or 0 where it is not delayed any more or not what was expected; O(log n)
+-- returns 1, or 0 if it is no longer delayed or differs from `expected`; O(log n)
 if bucket_get(messages, member) ~= expected then return 0 end
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local before = earliest()
 local step, message = record:match('^(.)(.*)$')
 tell('rescheduled', member, message, due_ms)

@@ -1,7 +1,7 @@
--- room: read how much of some limits is in use. It changes nothing.
+-- room: read how much of some limits is in use. Read-only.
 -- keys: gate absent
 -- arguments: now limits...
---   limits: as slots name them
+--   limits: as in the names of slots
 -- include: clock
 -- returns {now in ms, slots in use, until when tokens are spent, …}; O(1) a limit
 local answer = {now_ms}

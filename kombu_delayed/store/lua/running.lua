@@ -1,10 +1,10 @@
--- running: the messages that have slots at a gate, whether they were acked or not.
--- Twice is safe: it only reads.
+-- running: read the messages that have slots at a gate, whether they were acked or not.
+-- Read-only.
 -- keys: consumers gate
 -- arguments: limit:number
---   limit: at most so many messages, of as many consumers
--- returns {consumer, id@ms since the epoch|limit*cost|…, …}, without what is in front of the first | where that is not
---   known; O(limit)
+--   limit: how many messages at most, and of how many consumers
+-- returns {consumer, id@ms since the epoch|limit*cost|…, …}, without the part before the first | if it is not known;
+--   O(limit)
 local answer = {}
 for _, consumer in ipairs(redis.call('ZRANGE', consumers, 0, limit - 1)) do
   local found = redis.call('HSCAN', gate .. 'slots:' .. consumer, 0, 'COUNT', limit)[2]

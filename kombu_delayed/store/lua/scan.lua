@@ -1,4 +1,4 @@
--- scan: a page of a hash that is spread over buckets. What stays meanwhile is met, some of it more than once.
+-- scan: read a page of a hash that is spread over buckets. Fields that stay during the scan are returned at least once.
 -- keys: hash absent
 -- arguments: cursor count:number
 -- include: buckets bucket_scan

@@ -1,5 +1,5 @@
 -- schedule_once: schedule messages that a job has not dealt with before.
--- Twice is safe for as long as the ledger is kept, even if the first copy has run since.
+-- Idempotent for as long as the ledger is kept, even if the first copy has run since.
 -- keys: partitions delayed messages duplicates wake events job ledgers_until moved dictionaries ready...
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number event_limit:number run attempt ledger_seconds:number
 -- arguments: dictionary entries...
@@ -7,10 +7,11 @@
 --   run: field of the ledger that counts what this run has made
 --   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
---   dictionary: the version of the one with which some records are compressed; empty: none is
+--   dictionary: the version of the dictionary that compresses some records; empty: none is compressed
 -- include: clock waiting ready check_lists buckets bucket_add backlog gather events moved expiry schedule past_ledgers ledger
--- returns as text: delayed, ready, already done before, and 1 where what is sent is better packed; or the text plain,
---   where nothing was done since the queue has not that dictionary, or is not large: send it as it was; O(log n) a message
+-- returns as text: delayed, ready, already done before, and 1 if records should be packed from now on; or the text plain if
+--   nothing was done, because the queue does not have that dictionary or is not large: send the messages uncompressed;
+--   O(log n) a message
 if dictionary ~= '' then
   -- include: dictionary
   if not takes_compressed() then return 'plain' end
@@ -29,6 +30,6 @@ end
 count_done(counts[1] + counts[2], #entries / 3, run, attempt)
 announce_scheduled()
 tell_together(job_name())
-keep_ledger()  -- who declares an expiry has left a note of it now
+keep_ledger()  -- after the note of a declared expiry was written
 drop_past_ledgers(ledgers_until)
 return table.concat(counts, ' ')

@@ -1,13 +1,13 @@
--- set_limit: let other numbers hold for a limit than those that are declared. Call retry_limit then.
--- Twice is safe: the second one replaces the first.
+-- set_limit: override the declared numbers of a limit. Call retry_limit afterwards.
+-- Idempotent: a second call replaces the first.
 -- keys: gate absent
 -- arguments: now name numbers length_ms:number note
---   name: the limit, as slots name it
---   numbers: slots, ms a token, burst; - for one as it is declared
+--   name: the limit, as in the names of slots
+--   numbers: slots, ms per token, burst; - for the declared number
 --   length_ms: 0: it has no end
---   note: JSON, of who has set it, when and why
+--   note: JSON: who set it, when and why
 -- include: clock override
--- returns 1; O(limits of the queue that were set)
+-- returns 1; O(overrides of the queue)
 local found = redis.call('HGETALL', gate .. 'overrides')
 for i = 1, #found, 2 do
   if not holds_still(found[i + 1]) then redis.call('HDEL', gate .. 'overrides', found[i]) end

@@ -1,13 +1,13 @@
--- settle: note how a message that waited for an answer has ended, before anything follows from that.
--- Twice is safe: the first end counts, and is told the same again.
+-- settle: record how a message that waited for an answer has ended, before anything follows from that.
+-- Idempotent: the first end counts, and gets the same result again.
 -- keys: expectations expectations_until absent
 -- arguments: now name id state kept_ms:number
 --   state: answered, failed or timed_out
---   kept_ms: how long it is known afterwards how it ended
+--   kept_ms: how long the end stays recorded
 -- include: clock notes
--- returns 1, or 0 where it has ended otherwise: then this message is a copy; or the answer, a string of JSON, that came
---   after its time and before this; O(log n)
-redis.call('ZREM', expectations_until, '')  -- a full server lets a script write that has freed memory first
+-- returns 1, or 0 if it has ended in another way, so that this message is a copy; or the answer, a string of JSON, that
+--   came after the timeout and before this call; O(log n)
+redis.call('ZREM', expectations_until, '')  -- a full server accepts writes only after a script has freed memory
 local note = facts_of(expectations, name)
 if not note or note.id ~= id then return 1 end
 if note.answer and state == 'timed_out' then

@@ -1,25 +1,26 @@
--- share: say which slots of a global limit a consumer has, and take more for queues in which messages wait for them.
--- Twice is safe: the same call, or an older one that arrives late, changes nothing. A later one says all again.
+-- share: report the slots of a global limit that a consumer has, and take more for queues with messages that wait for
+-- them.
+-- Idempotent: the same call, or an older one that arrives late, changes nothing. A later one reports all slots again.
 -- keys: delayed consumers gate
 -- arguments: now consumer leased lease_ms:number number:number limits most:number held wanted...
---   leased: 1: the caller believes that its lease lasts
---   number: of this call; it grows
---   limits: as of deliver_gated, of this limit alone
---   most: take slots for at most so many messages
---   held: which slots the caller has: limit:key slots; …
+--   leased: 1: the caller assumes that it has a lease
+--   number: of this call; each call has a higher one
+--   limits: as in deliver_gated, of this limit alone
+--   most: for how many messages to take slots at most
+--   held: the slots that the caller has: limit:key slots; …
 --   wanted: queue, limit:key, slots of one message, how many messages; …
 -- include: clock override gate limits
 -- returns {now in ms, [queue, limit:key, for how many messages it got slots, …], [queues whose turn it is, …]};
---   {0} where its lease was lost; O(log n) a slot
+--   {0} if its lease was lost; O(log n) a slot
 local CALLED_MS, LINE_SECONDS, PLACES = 100, 60, 50
 local slots_held = gate .. 'slots:' .. consumer
-redis.call('ZREM', consumers, '')  -- a full server lets a script write that has freed memory first
+redis.call('ZREM', consumers, '')  -- a full server accepts writes only after a script has freed memory
 local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
-local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- as it has held nothing: see renew
+local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- because it held nothing: see renew
 if not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
 
--- What it has by this script: under the empty name the number of its last call.
+-- The slots that the consumer has, as recorded by this script. The empty name has the number of its last call.
 local known, freed = {}, {}
 local found = redis.call('HGETALL', slots_held)
 for i = 1, #found, 2 do known[found[i]] = tonumber(found[i + 1]:match('%d+$')) end
@@ -51,15 +52,15 @@ end
 
 local granted, called = {}, {}
 
--- The first of a queue's shards that wants something: all for one, so that few claims bring many messages. Who has
--- claimed of a shard names it last.
+-- The first shard of a queue that wants slots. One shard gets all it wants before the next, so that few claims bring many
+-- messages. A consumer lists a shard last after it has claimed from it.
 local function next_shard(want)
   while want.shards[want.at].count == 0 do want.at = want.at + 1 end
   return want.shards[want.at]
 end
 
--- The queues that wait for a limit and key stand in a line, each with what one of its messages costs, when it was called,
--- and a shard of it to call.
+-- Serves the line of queues that wait for a limit and key. A queue in line has the cost of one of its messages, the time
+-- when it was called, and a shard to call.
 local function serve(limit, wants)
   local line, notes = gate .. 'blocked:' .. limit, gate .. 'called:' .. limit
   local most_slots = limit_of[limit:match('^[^:]*')].most
@@ -88,7 +89,7 @@ local function serve(limit, wants)
     elseif not want then
       local cost, called_ms, name = (redis.call('HGET', notes, queue) or '1 0 ' .. queue):match('^(%d+) (%d+) (.*)$')
       cost, called_ms = math.min(tonumber(cost), most_slots), tonumber(called_ms)
-      if called_ms > now_ms or (called_ms > 0 and now_ms - called_ms >= CALLED_MS) then  -- nobody there has capacity
+      if called_ms > now_ms or (called_ms > 0 and now_ms - called_ms >= CALLED_MS) then  -- no consumer there has capacity
         redis.call('ZREM', line, queue)
         redis.call('HDEL', notes, queue)
       elseif cost > free then
@@ -123,7 +124,7 @@ end
 local wants_of = {}
 for i = 1, #wanted, 4 do
   local name, limit, cost, count = wanted[i], wanted[i + 1], tonumber(wanted[i + 2]), tonumber(wanted[i + 3])
-  local queue = name:match('^(.*)\31%d+$') or name  -- its shards have its turns together
+  local queue = name:match('^(.*)\31%d+$') or name  -- its shards share its turns
   local wants = wants_of[limit] or {}
   local want = wants[queue] or {shards = {}, count = 0, at = 1}
   wants_of[limit], wants[queue], freed[limit] = wants, want, nil

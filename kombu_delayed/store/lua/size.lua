@@ -2,7 +2,7 @@
 -- keys: partitions delayed messages ready...
 -- arguments: now
 -- include: clock buckets
--- returns {ready, due (also at a gate), delayed (due or not)}; O(partitions that are due)
+-- returns {ready, due (including those at a gate), delayed (due or not)}; O(partitions that are due)
 local count = 0
 for _, list in ipairs(ready) do count = count + redis.call('LLEN', list) end
 local due = redis.call('ZCARD', delayed .. 'waiting')

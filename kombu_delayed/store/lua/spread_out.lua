@@ -1,5 +1,5 @@
--- spread_out: move what older versions have put into one large hash to buckets, bit by bit.
--- Twice is safe.
+-- spread_out: move the fields of one large hash, written by older versions, to buckets, step by step.
+-- Idempotent.
 -- keys: hash absent
 -- arguments: bucket_bytes:number cursor count:number
 -- include: buckets bucket_add

@@ -1,12 +1,12 @@
 -- tally: count what a worker has done with tasks, by slots of time.
--- Twice counts once: the number of a worker's last call is remembered for a day.
+-- Idempotent: the number of a worker's last call is remembered for a day.
 -- keys: outcomes absent
 -- arguments: worker number:number levels entries...
 --   number: of the call; a later call of the worker has a larger one
---   levels: seconds of a slot and of what one hash has, as in '60:3600 900:86400'
---   entries: of each minute and task: when the minute began in s since the epoch, the task's name, counts to add
--- returns 1, or 0 where this call was counted before; O(entries)
-local MOST = 4000  -- fields of a hash: the tasks for which there is no room count as those without a name
+--   levels: seconds of a slot and of the slots in one hash, as in '60:3600 900:86400'
+--   entries: for each minute and task: when the minute began in s since the epoch, the task's name, counts to add
+-- returns 1, or 0 if this call was counted before; O(entries)
+local MOST = 4000  -- fields of a hash: tasks beyond that are counted together, without a name
 local told = outcomes .. 'tallied:' .. worker
 if tonumber(redis.call('GET', told) or 0) >= number then return 0 end
 redis.call('SET', told, number, 'PX', 86400000)

@@ -1,9 +1,9 @@
--- together: run commands that only read, as of one instant, where the server refuses MULTI: as a full one does.
--- Twice is safe: it only reads.
+-- together: run read-only commands at one instant on a server that refuses MULTI, as a full server does.
+-- Read-only.
 -- keys: keys...
 -- arguments: commands...
---   commands: of each: how many parts it has, its name, the number of its key, and the rest
--- returns the answer to each; O(what they read)
+--   commands: for each: how many parts it has, its name, the number of its key, and the rest
+-- returns the answer of each command; O(what they read)
 local answers, at = {}, 1
 while at < #commands do
   local count = tonumber(commands[at])

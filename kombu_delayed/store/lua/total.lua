@@ -1,4 +1,4 @@
--- total: how many fields a hash that is spread over buckets has.
+-- total: count the fields of a hash that is spread over buckets.
 -- keys: hash absent
 -- include: buckets
 -- returns a number; O(buckets)

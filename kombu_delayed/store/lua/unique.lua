@@ -1,19 +1,18 @@
--- unique: schedule a message unless one with the same key is delayed: then it is refused, takes the other's
--- place, or pushes the other's due time.
--- Twice is safe for a due time: the message that is there already counts as stored.
+-- unique: schedule a message unless one with the same key is delayed. Then the new one is refused, replaces the other, or
+-- moves the due time of the other.
+-- Idempotent for a due time: the message that is there already counts as stored.
 -- keys: partitions delayed messages duplicates wake unique unique_due unique_held unique_until events moved ready...
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number conflict key id due record event_limit:number until_end:number
---   conflict: refuse, replace or debounce; retry: keep it, and nothing against it
+--   conflict: refuse, replace or debounce; retry: schedule it in any case
 --   due: ms since the epoch, or + and ms from now
 --   record: priority step + message
---   until_end: 1: it holds its key until it has ended, and others are refused also when it is not delayed any more
+--   until_end: 1: it holds its key until its task has ended, and others are refused even if it is no longer delayed
 -- include: clock waiting ready buckets bucket_add backlog events moved unique expiry
--- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not
---   stored, or there before) 'already', when what was sent is due, step + due_ms + message of the one replaced or ''};
---   O(log n)
-local HELD_MS = 30 * 86400000  -- so long after its due time a task holds its key at the most
+-- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not stored, or
+--   there before) 'already', due time of the sent message, step + due_ms + message of the replaced one or ''}; O(log n)
+local HELD_MS = 30 * 86400000  -- how long after its due time a task holds its key at most
 local before = earliest()
-local other  -- what has the key
+local other  -- the message that has the key
 local holder  -- the task that holds it until its end
 local due_ms = tonumber(due)
 if due:sub(1, 1) == '+' then due_ms = now_ms + due_ms end
@@ -23,7 +22,8 @@ local function forget(ids, times, which)
   redis.call('ZREM', times, which)
 end
 
--- What is past is cleared a little each time; for what is delayed still, that time comes so long after its due time.
+-- Each call removes a few past keys. The key of a message that is still delayed becomes past `longer_ms` after its due
+-- time.
 local function clear_past(ids, times, longer_ms)
   for _, old in ipairs(redis.call('ZRANGEBYSCORE', times, '-inf', now_ms, 'LIMIT', 0, 10)) do
     local kept = bucket_get(messages, redis.call('HGET', ids, old) or '')
@@ -47,7 +47,7 @@ local function make_ready(step, message)
   if expires_ms > 0 then expire_as_declared(expires_ms, 0) else expire_as_noted() end
 end
 
--- Returns what the backlog calls the message, or nil where it is not there, and its state.
+-- Returns the name of the message in the backlog, or nil if it is not there, and its state.
 local function place(may_repeat)
   if due_ms <= now_ms then
     make_ready(record:sub(1, 1), record:sub(2))
@@ -86,7 +86,7 @@ local kept = other and bucket_get(messages, other)
 if kept and not parts_of(kept) then kept = nil end  -- it was damaged
 local at = string.format('%.0f', due_ms)
 if kept and other == id and same(kept, record) then
-  bucket_set(messages, id, kept)  -- WAIT waits for what its sender has written
+  bucket_set(messages, id, kept)  -- a write for the sender's WAIT to wait for
   return {'stored', '', 'already', at, ''}
 end
 if conflict == 'retry' then

@@ -1,5 +1,5 @@
--- write_archive: be the one job that writes an archive of lifecycle events, for a while, or end it (ms 0).
--- Twice is safe.
+-- write_archive: become the one job that writes an archive of lifecycle events, for a while, or stop being it (ms 0).
+-- Idempotent.
 -- keys: writer
 -- arguments: name ms:number
 -- returns the name of another job that writes it, or the empty string; O(1)

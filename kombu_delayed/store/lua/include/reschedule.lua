@@ -1,6 +1,6 @@
 -- reschedule: give delayed messages another due time. After clock ready backlog events moved expiry unique_gone.
 -- needs: now ready steps wake partitions messages partition_size whole
-redis.call('ZREM', wake, '')  -- a full server lets a script write that has freed memory first
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local before = earliest()
 local first
 local is_ready = false
