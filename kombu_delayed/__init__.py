@@ -28,7 +28,7 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    # Kombu imports this package while it is being imported itself: nothing heavy before it is used.
+    # Kombu imports this package while being imported itself: load nothing heavy before its use.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -74,7 +74,7 @@ class AlreadyDelayed(DelayedError):
     """
 
     def __init__(self, key: str = "", task_id: str = "") -> None:
-        """With the key that both have."""
+        """`key` is the unique key that both tasks have."""
         self.key, self.task_id = key, task_id
         super().__init__(key, task_id)
 
@@ -99,7 +99,7 @@ class ReplicaError(ServerError, ConnectionError):
     """The server is a read-only replica, for good or until a failover ends."""
 
 
-#: The server cannot be reached or cannot answer now; it may soon.
+#: The server cannot be reached or cannot answer now, but may be able to soon.
 UNREACHABLE: tuple[type[BaseException], ...] = (
     OSError,
     exceptions.ConnectionError,
@@ -112,9 +112,9 @@ _NOT_READY = re.compile(r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS
 
 
 def translate(error: exceptions.ResponseError) -> Exception:
-    """The server's complaint as what it means here; a fault of ours stays what it is.
+    """Return this library's error for an error of the server; our own faults stay unchanged.
 
-    A script's error comes with the server's code inside its text, or as redis-py's class.
+    An error in a script has the server's code somewhere in its text, or has redis-py's class.
     """
     if isinstance(error, DelayedError):
         return error

@@ -1,8 +1,8 @@
-"""Makes Kombu know the URL schemes, and Celery's workers those of our extension.
+"""Registers the URL schemes with Kombu, and the hooks of `celery_ext` with Celery's workers.
 
-Kombu loads the entry points of the group `kombu.serializers` with its serializers, which all that
-imports Celery does; ours leads here, so that `delayed+redis://` works with no import line. It must
-stay light: it runs while Kombu itself is being imported.
+Kombu loads the entry points of the group `kombu.serializers` with its serializers, as every program
+that imports Celery does. Ours leads to this module, so that `delayed+redis://` works without an
+import line. The module must stay light: it runs while Kombu itself is being imported.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def register() -> None:
 
 
 def watch_workers() -> None:
-    """Let the workers of this process end well, where it has Celery; twice is safe.
+    """Import the hooks of `celery_ext` if this process has imported Celery. Idempotent.
 
-    A worker asks its transport what it can do just before it tells that it begins: in time for the
-    extension to hear of that, though nobody has imported it.
+    They make workers return messages that they have not started. A worker creates its transport
+    just before it sends the signal `worker_init`, so the hooks receive it even if no other code has
+    imported them.
     """
     if sys.modules.get("celery"):
         import_module("celery_ext.worker.hooks")
@@ -38,5 +39,5 @@ def watch_workers() -> None:
 
 register()
 
-#: What the entry point stands for: plain JSON under a name that nothing asks for.
+#: The object of the entry point: plain JSON under a name that is never requested.
 serializer = (dumps, loads, "application/x-kombu-delayed+json", "utf-8")

@@ -1,6 +1,7 @@
-"""How commands are written, what their answers say, and how an event loop reads those.
+"""Writes commands and reads their answers, also for an event loop.
 
-redis-py waits for the rest of a reply that has begun to come, for as long as the socket's timeout.
+redis-py waits for the rest of a reply that has begun to arrive, for as long as the socket's
+timeout.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ try:
 except ImportError:  # it comes with the extra `spark` only
     _pack_in_c = None
 
-#: The shortest time a socket can wait for: the rest of a reply that has begun to come.
+#: How long to wait for the rest of a reply that has begun to arrive: a socket's shortest timeout.
 REST_SECONDS = 0.001
 
-#: What is in front of a part, by its length: most are short.
+#: The prefix of a part, by its length: most parts are short.
 _LENGTHS = [b"$%d" % length for length in range(256)]
 
 
 def pack(command: Sequence[Any]) -> bytes:
-    """A command for the wire. redis-py checks each part of it, and cuts it into small ones."""
+    """Encode a command. redis-py would check each part of it and cut it into small pieces."""
     if _pack_in_c is not None:
         try:
             return _pack_in_c(tuple(command))
-        except (TypeError, UnicodeEncodeError):  # it takes text, bytes and plain numbers
+        except (TypeError, UnicodeEncodeError):  # hiredis takes text, bytes and plain numbers
             pass
     raws = [
         each
         if isinstance(each, bytes)
-        else str(each).encode(errors="surrogateescape")  # names that a server has need not be text
+        else str(each).encode(errors="surrogateescape")  # names in Redis need not be text
         for each in command
     ]
     known = len(_LENGTHS)
@@ -51,26 +52,26 @@ def pack(command: Sequence[Any]) -> bytes:
 
 
 def pairs(answer: Any) -> list[tuple[bytes, bytes]]:
-    """The fields and values of a hash, which newer versions of redis-py give as a dict."""
+    """Return the fields and values of a hash, which newer versions of redis-py give as a dict."""
     if isinstance(answer, dict):
         return list(answer.items())
     return list(zip(answer[::2], answer[1::2], strict=True))
 
 
 def scored(answer: list[Any]) -> list[tuple[Any, Any]]:
-    """Members with scores, which RESP3 has in pairs already."""
+    """Return members with their scores, which come in pairs already with RESP3."""
     if answer and isinstance(answer[0], list):
         return [(member, score) for member, score in answer]
     return pairs(answer)
 
 
 def numbers(answer: bytes) -> list[int]:
-    """What a script has counted, which it returns as text."""
+    """Return the numbers that a script has returned as text."""
     return list(map(int, answer.split()))
 
 
 def keys_like(send: Callable[..., Any], pattern: str, count: int) -> Iterator[bytes]:
-    """Keys of one server that a pattern of SCAN matches, about `count` a call; some repeatedly."""
+    """Yield the keys of a server that match a SCAN pattern, about `count` a call; some repeat."""
     cursor, more = b"0", True
     while more:
         cursor, page = send("SCAN", cursor, "MATCH", pattern, "COUNT", count)
@@ -81,7 +82,7 @@ def keys_like(send: Callable[..., Any], pattern: str, count: int) -> Iterator[by
 def hash_pages(
     send: Callable[..., Any], key: str, count: int
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Fields and values of a hash, about `count` a call; some repeatedly."""
+    """Yield pages of fields and values of a hash, about `count` a call; some repeat."""
     cursor, more = b"0", True
     while more:
         cursor, page = send("HSCAN", key, cursor, "COUNT", count)
@@ -91,18 +92,18 @@ def hash_pages(
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many replicas are to have what was written, and how long that may take."""
+    """How many replicas must have a write, and how long that may take."""
 
     count: int
     timeout_ms: int
 
     @property
     def command(self) -> tuple[str, int, int]:
-        """What asks for it, after a write on the same connection."""
+        """The command that waits for the replicas, after a write on the same connection."""
         return ("WAIT", self.count, self.timeout_ms)
 
     def check(self, reached: int) -> None:
-        """Raise NotReplicated where these were too few."""
+        """Raise NotReplicated if too few replicas were reached."""
         if reached < self.count:
             raise NotReplicated(
                 f"the message is stored on the master, but only {reached} of {self.count} replicas "
@@ -112,14 +113,14 @@ class Replicas:
 
 
 def pack_both(command: tuple[Any, ...], replicas: Replicas | None) -> bytes:
-    """A command for the wire, and what asks for the replicas that are to have what it writes."""
-    # In one go: another connection would know nothing of the write.
+    """Encode a command, and the one that waits for the replicas that must have its write."""
+    # Together: on another connection the server would not know which write to wait for.
     return pack(command) + pack(replicas.command) if replicas else pack(command)
 
 
 @contextmanager
 def given_back(connection: Any, pool: ConnectionPool) -> Iterator[None]:
-    """Give a connection back to its pool, but not with an answer that is yet to come."""
+    """Return a connection to its pool. Disconnect it first if an answer may be outstanding."""
     try:
         yield
     except (ResponseError, ServerFull, NotReplicated):
@@ -132,7 +133,7 @@ def given_back(connection: Any, pool: ConnectionPool) -> Iterator[None]:
 
 
 def or_error(read: Callable[[], Any]) -> Any:
-    """The answer, or the error that the server has refused the command with."""
+    """Return the answer, or the error with which the server has refused the command."""
     try:
         return read()
     except (ResponseError, ServerFull, ServerNotReady) as error:
@@ -140,7 +141,7 @@ def or_error(read: Callable[[], Any]) -> Any:
 
 
 def read_both(connection: Any, replicas: Replicas | None) -> Any:
-    """The answer to a command. Raises NotReplicated where too few `replicas` have what it wrote."""
+    """Return the answer to a command. Raises NotReplicated if too few `replicas` have its write."""
     if replicas is None:
         return read(connection)
     try:
@@ -154,7 +155,7 @@ def read_both(connection: Any, replicas: Replicas | None) -> Any:
 
 
 def read(connection: Any, reader: Callable[[Any], Any] | None = None) -> Any:
-    """The next answer, by `reader` where one is given. Raises the server's complaint as meant."""
+    """Return the next answer, with `reader` if given. Raises the server's error, translated."""
     try:
         return connection.read_response() if reader is None else reader(connection)
     except ResponseError as error:
@@ -165,23 +166,23 @@ def read(connection: Any, reader: Callable[[Any], Any] | None = None) -> Any:
 
 
 class NotYet(Exception):
-    """A reply has not come, or not all of it."""
+    """A reply has not arrived, or only a part of it."""
 
 
 def can_read(connection: Any) -> bool:
-    """Whether something has come. Raises redis-py's connection errors."""
+    """Return whether there is something to read. Raises redis-py's connection errors."""
     try:
         return bool(connection.can_read(timeout=0))
     except (AttributeError, TypeError, ValueError) as error:
-        # Somebody has emptied the pool meanwhile: redis-py has looked at no socket.
+        # The pool was emptied meanwhile, so redis-py found no socket.
         raise ConnectionError(f"the connection was closed: {error}") from error
 
 
 def read_now(connection: Any, told: bool = False, **options: Any) -> Any:
-    """The next reply, which stays where it is until all of it has come.
+    """Return the next reply. A reply that is not complete yet stays buffered.
 
-    Call it with `told` where a poller has said that something has come: eventlet's `select` without
-    a timeout may miss that. Raises NotYet, and redis-py's errors.
+    Pass `told` if a poller has reported that there is something to read: eventlet's `select`
+    without a timeout may miss that. Raises NotYet, and redis-py's errors.
     """
     sock = connection._sock
     if sock is None:
@@ -200,21 +201,21 @@ def read_now(connection: Any, told: bool = False, **options: Any) -> Any:
 
 
 def ignore(answer: Any) -> None:
-    """Nobody asks for it."""
+    """Ignore an answer."""
 
 
 class Posted(NamedTuple):
-    """A command that was sent, and whose answer nobody waits for."""
+    """A command that was sent without waiting for its answer."""
 
-    #: Called where the command has failed, or nobody knows.
+    #: Called if the command has failed or its outcome is unknown.
     on_error: Callable[[], None]
     on_answer: Callable[[Any], None] = ignore
 
 
 class Unread(deque[Posted]):
-    """For each answer that nobody waits for, in order, what to call with it.
+    """The posted commands whose answers have not been read, in order.
 
-    Whoever has the connection reads them.
+    The thread that holds the connection reads the answers.
     """
 
     def read(
@@ -223,7 +224,7 @@ class Unread(deque[Posted]):
         on_refusal: Callable[[Exception], None],
         reader: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Read all of them. Raises redis-py's connection errors, and what the `reader` raises."""
+        """Read all answers. Raises redis-py's connection errors, and those of the `reader`."""
         while self:
             try:
                 answer = read(connection, reader)
@@ -235,6 +236,6 @@ class Unread(deque[Posted]):
             self.popleft()
 
     def fail(self) -> None:
-        """Nobody will read them any more."""
+        """Fail all commands: their answers will not be read any more."""
         while self:
             self.popleft().on_error()

@@ -1,4 +1,4 @@
-"""One connection, kept: what a move costs is the round trip and little else.
+"""One connection that is kept, so that a move costs little more than the round trip.
 
 redis-py's client takes a connection from its pool for each command, wraps it in its retry, metrics
 and callback machinery and gives it back: a quarter of the processor time of scheduling a message.
@@ -38,32 +38,35 @@ from .commands import (
 from .format import LOOK_SECONDS as FORMAT_SECONDS
 from .format import Format
 
-#: Answers that nobody has waited for are read at the latest when so many are on their way.
+#: Answers to posted commands are read at the latest when this many are outstanding.
 UNREAD_LIMIT = 64
 
-#: So many commands are sent together at the most.
+#: The maximum number of commands that are sent together.
 TOGETHER_LIMIT = 250
 
-#: Who waits for messages looks for the answers to what was posted after so long.
+#: How long after posting a command a waiting consumer looks for its answer.
 LOOK_SECONDS = 0.02
 
-#: So long a signal handler waits for the command that it has interrupted, at the most.
+#: How long a signal handler waits at most for the command that it has interrupted.
 ASIDE_SECONDS = 0.5
 
-#: A connection that has been idle for longer is looked at before it is used.
+#: A connection that has been idle for longer is checked before it is used.
 IDLE_SECONDS = 0.1
 
 
 class ServerConnection:
-    """Sends commands in order, from any thread, each once: who retries must know what it did."""
+    """Sends commands in order, from any thread, each once.
 
-    #: Which node of a Cluster has what, where it leads to one.
+    A caller that retries must know what the command did.
+    """
+
+    #: The Cluster that the connection leads to, if it does.
     cluster: Any = None
 
-    #: Whether the poller has told of something that was not there.
+    #: Whether the poller has reported something to read that was not there.
     told_in_vain = False
 
-    #: Whether the server's data has a version that this package knows; None: it does not ask.
+    #: Checks whether this package knows the version of the server's data; None: no check.
     format: Format | None = None
 
     def __init__(self, pool: ConnectionPool, format: Format | None = None) -> None:
@@ -72,35 +75,35 @@ class ServerConnection:
         self._start()
 
     def to(self, command: Sequence[Any]) -> ServerConnection:
-        """The one that a command goes over, where there is one for each node of a Cluster."""
+        """Return the connection for a command: a Cluster has one for each node."""
         return self
 
     def everywhere(self) -> Sequence[ServerConnection]:
-        """One for each server."""
+        """Return one connection for each server."""
         return [self]
 
     def connect(self) -> Any:
-        """Another connection, for who gives it back to the pool."""
+        """Take another connection, which the caller returns to the pool."""
         try:
             return self.pool.get_connection()
         except (TypeError, ValueError) as error:  # another thread has closed it meanwhile
             raise ConnectionError(f"a connection was closed as it was opened: {error}") from error
 
     def refresh(self, connection: Any, is_idle: bool) -> None:
-        """See that a connection from `connect` still leads to the right server."""
+        """Make sure that a connection from `connect` still leads to the right server."""
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As a call, for a sender that rather waits a moment than to be told to come again."""
+        """Like a call, for a sender that would rather wait a moment than retry after an error."""
         return self(*command, replicas=replicas)
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # for a signal handler, in the moment before `_owner`
+        self._lock = threading.RLock()  # reentrant: a signal may arrive just before `_owner` is set
         self._owner: int | None = None
-        #: The owner has sent a command and waits for its answer.
+        #: Whether the owner has sent a command and waits for its answer.
         self._is_sent = False
         self._connection: Any = None
-        #: The socket of the connection that it has given back to the pool, until it takes one.
+        #: The socket of the connection that `lend` has returned to the pool, until the next one.
         self._lent: Any = None
         self._used_at = monotonic()
         self._format_at = -math.inf
@@ -111,13 +114,13 @@ class ServerConnection:
         #: Posted commands that go out in front of the next one, or with `push`.
         self._unsent: list[bytes] = []
         self._holds_back = False
-        #: Of the connections so far: another one may be to a server that knows no script of ours.
+        #: Counts connections: a new one may lead to a server that does not have our scripts.
         self.generation = 0
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """Send one command and return its answer. Raises redis-py's errors.
 
-        With `replicas`, when so many have it: fewer in time raise NotReplicated.
+        With `replicas`, wait until they have it. Raises NotReplicated if too few have it in time.
         """
         if self._pid != os.getpid():
             self._start()
@@ -145,9 +148,9 @@ class ServerConnection:
                 self._owner, self._is_sent = None, False
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands together and return their answers, where one was refused its error.
+        """Send commands together and return their answers; a refused command's is its error.
 
-        Raises redis-py's connection errors: some of the commands may have been carried out then.
+        Raises redis-py's connection errors. Some of the commands may have been carried out then.
         """
         answers: list[Any] = []
         for at in range(0, len(commands), TOGETHER_LIMIT):
@@ -180,9 +183,9 @@ class ServerConnection:
     ) -> None:
         """Send one command and do not wait for its answer.
 
-        `on_answer` is called with it, with the next command or `look`; or `on_error` is, where the
-        server has refused the command or the connection broke before it answered. Raises redis-py's
-        connection errors.
+        `on_answer` is called with the answer, during the next command or `look`. If the server has
+        refused the command or the connection broke before the answer, `on_error` is called instead.
+        Raises redis-py's connection errors.
         """
         if self._pid != os.getpid():
             self._start()
@@ -214,11 +217,11 @@ class ServerConnection:
                 self._owner = None
 
     def hold_back(self) -> None:
-        """Until `push`: what is posted goes out with the next command, in one packet."""
+        """Until `push`, send posted commands with the next command, in one packet."""
         self._holds_back = True
 
     def push(self) -> None:
-        """Send what was held back and had no command to go with."""
+        """Send what was held back and was not sent with another command."""
         self._holds_back = False
         if not self._unsent or self._pid != os.getpid() or self._owner == threading.get_ident():
             return
@@ -234,15 +237,15 @@ class ServerConnection:
 
     @property
     def _sock(self) -> Any:
-        """What answers come over, for a poller; None: it has no connection now."""
+        """The socket of the answers, for a poller; None while there is no connection."""
         return getattr(self._connection, "_sock", None)
 
     def look(self) -> None:
-        """Read what has come of answers to what was posted. Does not wait, and raises nothing."""
+        """Read the answers to posted commands that have arrived. Never waits or raises."""
         self._look()
 
     def hear(self) -> None:
-        """As `look`, where a poller has told of something: the server may have closed it."""
+        """Like `look`, after a poller has reported something. Detects a closed connection, too."""
         before = len(self._unread), self._sock
         self._look(told=True)
         self.told_in_vain = before == (len(self._unread), self._sock)
@@ -263,7 +266,7 @@ class ServerConnection:
             self._lock.release()
 
     def settle(self) -> None:
-        """Read the answers of all that was posted. Raises redis-py's connection errors."""
+        """Read the answers to all posted commands. Raises redis-py's connection errors."""
         if self._pid != os.getpid() or self._owner == threading.get_ident():
             return
         with self._held():
@@ -274,7 +277,7 @@ class ServerConnection:
                 raise
 
     def lend(self) -> None:
-        """Give the connection back to its pool, for redis-py's client, until the next command."""
+        """Return the connection to its pool, for redis-py's client, until the next command."""
         if self._pid != os.getpid() or self._owner == threading.get_ident():
             return
         with self._held():
@@ -295,9 +298,9 @@ class ServerConnection:
                 self._owner, self._is_sent = None, False
 
     def _aside(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> Any:
-        """A signal handler has interrupted this very thread between a command and its answer.
+        """Send a command of a signal handler that interrupted this thread before its answer came.
 
-        That has been carried out when something can be read; more is for who was interrupted.
+        The interrupted command is done once its answer can be read, which it still has to read.
         """
         connection = self.connect()
         with given_back(connection, self.pool):
@@ -316,7 +319,7 @@ class ServerConnection:
         except NotYet:
             return
         except UNREACHABLE:
-            self._fail_posted()  # and so everybody knows
+            self._fail_posted()  # so their callers know
         except BaseException:
             self._fail_posted()
             raise
@@ -332,7 +335,7 @@ class ServerConnection:
             self._connection.send_packed_command(packed, check_health=False)
 
     def _look_at_format(self, format: Format) -> None:
-        """Before a command, over its connection. Raises FormatError."""
+        """Check the format before a command, over its connection. Raises FormatError."""
 
         def send(*command: Any) -> Any:
             self._connection.send_packed_command([pack(command)])
@@ -347,18 +350,18 @@ class ServerConnection:
         self._open(replicas)
         if self._unsent:
             packed, self._unsent = b"".join([*self._unsent, packed]), []
-        # A check of the connection's health would take the answer of a posted command for its own.
+        # A health check of the connection would take a posted command's answer for its own.
         self._connection.send_packed_command([packed], check_health=not self._unread)
 
     def _open(self, replicas: Replicas | None = None) -> None:
-        """Have a connection for a command that so many replicas are to have."""
+        """Make sure that there is a connection for a command that `replicas` must have."""
         if self._connection is None:
             self._connection = self.connect()
             if self._lent is not None and self._connection._sock is not self._lent:
                 self.generation += 1
             self._lent = None
         elif self._unread:
-            if self._connection._sock is None:  # somebody has emptied the pool
+            if self._connection._sock is None:  # the pool was emptied meanwhile
                 self._fail_posted()
         elif monotonic() - self._used_at > IDLE_SECONDS:
             self._drop_closed()
@@ -371,19 +374,19 @@ class ServerConnection:
             self._look_at_format(self.format)
 
     def _drop_closed(self) -> None:
-        """Nothing was sent yet, so the server's closing of an idle connection need not show."""
+        """Drop an idle connection that the server has closed. Nothing was sent, so none fails."""
         if self._was_closed():
             self._disconnect()
 
     def _was_closed(self) -> bool:
-        """Whether the server has closed it: it says nothing where nothing is on its way."""
+        """Return whether the server has closed it: there is nothing else to read when idle."""
         try:
             return can_read(self._connection)
         except UNREACHABLE:
             return True
 
     def _refused(self, error: Exception) -> None:
-        """What the server says to a posted command."""
+        """Handle the server's refusal of a posted command."""
 
     def _fail_posted(self) -> None:
         if self._connection is not None:

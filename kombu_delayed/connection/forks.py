@@ -1,7 +1,7 @@
-"""What is done in a forked child: locks are free again there.
+"""Frees locks in forked children.
 
-Python before 3.12 locks a class's `cached_property` while any thread evaluates it, such as one that
-connects. If a process is forked then, as for a pool that grows, the child waits for ever.
+Before 3.12 Python locks a class's `cached_property` while any thread evaluates it, such as one that
+connects. If the process forks at that moment, for example to grow a pool, the child waits forever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from threading import RLock
 from typing import Any
 
-#: Whose classes are evaluated in threads.
+#: The packages whose classes have cached properties that threads evaluate.
 PACKAGES = frozenset({"celery", "celery_ext", "kombu", "kombu_delayed", "redis"})
 
 
@@ -33,9 +33,9 @@ def _free(owner: type) -> None:
 
 
 def in_children(function: Callable[[], object], lock: Any = None) -> None:
-    """Call it in each child that this process forks from now on.
+    """Call a function in each child that this process forks from now on.
 
-    Nobody forks while another thread has the `lock`, if there is one.
+    With a `lock`, the process does not fork while another thread has it.
     """
     if not hasattr(os, "register_at_fork"):  # Windows does not fork
         return
@@ -47,6 +47,6 @@ def in_children(function: Callable[[], object], lock: Any = None) -> None:
 
 
 def watch() -> None:
-    """Free these locks in each child."""
+    """Free the locks of cached properties in each child."""
     if sys.version_info < (3, 12):
         in_children(free_cached_properties)

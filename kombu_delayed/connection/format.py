@@ -30,7 +30,7 @@ MAJOR, MINOR = 2, 0
 #: The first major version that spreads large hashes over several keys.
 BUCKETS_SINCE = 2
 
-#: How often a process that is running asks again. It also asks whenever it has connected anew.
+#: How often a running process reads the version again. It also does so after each reconnect.
 LOOK_SECONDS = 30.0
 
 _VERSION = re.compile(rb"(\d+)\.(\d+)")
@@ -39,7 +39,7 @@ _VERSION = re.compile(rb"(\d+)\.(\d+)")
 _IN_USE = re.compile(rb"\}:(consumers|dead|messages|partitions)$")
 _SPREAD = b":buckets"
 
-#: Keys that one call looks at.
+#: How many keys one call scans.
 _KEYS = 5_000
 
 #: Refusals of the write: a full server, a replica, a user who may only read.
@@ -49,7 +49,7 @@ Send = Callable[..., Any]
 
 
 class Format:
-    """Where a database has its version, and whether this package can work with it.
+    """The version of a database, and whether this package can work with it.
 
     `keys` is the pattern of all keys of its queues.
     """
@@ -64,9 +64,9 @@ class Format:
         self._is_forbidden = False
 
     def look(self, send: Send, servers: Callable[[], Iterable[Send]] | None = None) -> None:
-        """Ask with `send`, and write the version where there is none. Raises FormatError.
+        """Read the version with `send`, and write it if there is none. Raises FormatError.
 
-        `servers` are those that have queues, where there are several.
+        `servers` returns those that have queues, if there are several.
         """
         try:
             found = send("GET", self.key)
@@ -77,7 +77,7 @@ class Format:
             self._found(check(found))
             return
         try:
-            # One that was known before has been deleted, with the data or without it.
+            # A version that was known before has been deleted, with or without the data.
             major = self.major or self._major_of_data(servers() if servers else [send])
             send("SET", self.key, f"{MAJOR}.{MINOR}" if major == MAJOR else f"{major}.0", "NX")
             found = send("GET", self.key)  # another process may have been faster
@@ -86,9 +86,9 @@ class Format:
         self._found(major if found is None else check(found))
 
     def _major_of_data(self, servers: Iterable[Send]) -> int:
-        """The newest one, or 1 where a queue is in use and nothing in it is spread over keys.
+        """Return the newest version, or 1 if queues are in use and none has a hash that is spread.
 
-        All key names are looked at, once in the life of a database.
+        Scans all key names, once in the life of a database.
         """
         major = MAJOR
         for send in servers:
@@ -100,7 +100,7 @@ class Format:
         return major
 
     def upgrade(self, send: Send) -> bool:
-        """Raise the version to this package's; returns whether it was lower. Raises FormatError."""
+        """Raise the version to this package's. Returns whether it was lower. Raises FormatError."""
         self.look(send)
         if self.major == MAJOR:
             return False
@@ -125,7 +125,7 @@ class Format:
 
 
 def check(found: bytes) -> int:
-    """The major version. Raises FormatError for one that this package cannot work with."""
+    """Return the major version. Raises FormatError if this package cannot work with it."""
     version = _VERSION.fullmatch(found)
     if version and int(version[1]) <= MAJOR:
         return int(version[1])

@@ -1,4 +1,4 @@
-"""Threads and locks of the operating system, also where gevent or eventlet has patched Python's.
+"""Threads and locks of the operating system, even if gevent or eventlet has patched Python's.
 
 A patched thread is a greenlet: it stands still while another greenlet keeps the processor busy.
 """
@@ -25,12 +25,12 @@ except ImportError:  # PyPy
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
-else:  # Python 3.10 knows no such form
+else:  # it takes no parameter in Python 3.10
     _Adapter = logging.LoggerAdapter
 
 
 def lock() -> Any:
-    """A lock that the thread which holds it may take again, for a signal handler."""
+    """Return a reentrant lock, which a signal handler may take while its thread holds it."""
     if gevent := _gevent():
         return gevent.get_original("_thread", "RLock")()
     return (_eventlet() or threading).RLock()
@@ -39,7 +39,7 @@ def lock() -> Any:
 def start_thread(target: Callable[[], None], name: str) -> None:
     """Run a function in a thread that does not keep the process from ending."""
     if gevent := _gevent():
-        sys.modules["gevent"].get_hub()  # two threads that import what it needs may deadlock
+        sys.modules["gevent"].get_hub()  # two threads that import its modules may deadlock
         _watch_end(gevent.get_original("time", "sleep"))
         gevent.get_original("_thread", "start_new_thread")(_run_beside_gevent, (target,))
     elif eventlet := _eventlet():
@@ -48,11 +48,11 @@ def start_thread(target: Callable[[], None], name: str) -> None:
         threading.Thread(target=target, name=name, daemon=True).start()
 
 
-#: The threads beside gevent that close their hubs, and whether the program ends.
+#: The threads beside gevent that are closing their hubs, and whether the program is ending.
 _closing: set[int] = set()
 _is_ending = False
 
-#: The end of the program waits so long for them: an interpreter that is gone aborts the process.
+#: How long the end of the program waits for them: without an interpreter they abort the process.
 CLOSING_SECONDS, LOOK_SECONDS = 2.0, 0.01
 
 
@@ -103,22 +103,22 @@ def _close_hub(hub: Any) -> None:
 
 
 def has_eventlet() -> bool:
-    """Whether sockets are eventlet's."""
+    """Return whether sockets are eventlet's."""
     return _eventlet() is not None
 
 
-#: Thread -> eventlet's hub in which it logs: that of the program's thread.
+#: Thread -> the eventlet hub in which it logs: that of the program's thread.
 _hubs: dict[int, Any] = {}
 
 
 class Logger(_Adapter):
-    """Writes what a thread beside eventlet has to say in the thread that has started it.
+    """Logs the records of a thread beside eventlet in the thread that has started it.
 
-    The locks of Python's logging are eventlet's there, and work in one thread only.
+    Under eventlet the locks of Python's logging work in one thread only.
     """
 
     def log(self, level: int, msg: Any, *args: Any, **options: Any) -> None:
-        """As that of any logger."""
+        """Like `log` of any logger."""
         eventlet = _eventlet() if _hubs else None
         hub = _hubs.get(eventlet.get_ident()) if eventlet else None
         if hub is None:
@@ -129,12 +129,12 @@ class Logger(_Adapter):
 
 
 def get_logger(name: str) -> Logger:
-    """For modules whose code such a thread runs."""
+    """Return a logger for a module whose code runs in such a thread."""
     return Logger(_get_logger(name), {})
 
 
 class Bell:
-    """Wakes one thread. Ringing never blocks, whoever does it."""
+    """Wakes one thread. Ringing never blocks, from any thread."""
 
     def __init__(self) -> None:
         self._rings: SimpleQueue[None] = SimpleQueue()
@@ -144,7 +144,7 @@ class Bell:
         self._rings.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait until somebody rings, for so long at the most."""
+        """Wait until the bell rings, at most for these seconds."""
         with suppress(Empty):
             self._rings.get(timeout=seconds)
             while True:

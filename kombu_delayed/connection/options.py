@@ -1,4 +1,4 @@
-"""The transport's own options: one home for name, default, range and meaning."""
+"""The transport's own options: their names, defaults, ranges and meanings."""
 
 from __future__ import annotations
 
@@ -165,14 +165,14 @@ def unknown(name: str, known: Collection[str]) -> OptionError:
 
 
 def check_kombu_options(transport_options: Mapping[str, Any]) -> None:
-    """Raises OptionError for what Kombu takes without a look, and then fails with."""
+    """Raise OptionError for values that Kombu accepts unchecked and then fails with."""
     separator = transport_options.get("sep", " ")
     if not isinstance(separator, str) or not separator:
         raise OptionError(f"transport option sep takes one or more characters, not {separator!r}")
     strategy = transport_options.get("queue_order_strategy", "round_robin")
     try:
         cycle_by_name(strategy)()
-    except Exception as error:  # whatever its module raises
+    except Exception as error:  # its module may raise anything
         raise OptionError(
             f"transport option queue_order_strategy takes {', '.join(map(repr, CYCLE_ALIASES))} or "
             f"the path of a class, not {strategy!r}: {error}"

@@ -1,4 +1,4 @@
-"""Workers of Kombu's own Redis transport, as far as a server knows of them."""
+"""Finds workers of Kombu's own Redis transport, as far as the server can tell."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from redis.exceptions import ResponseError
 
 
 def stock_consumers(client: Redis) -> list[str]:
-    """Clients that wait with `BRPOP` in the database of this one.
+    """Return the clients that wait with `BRPOP` in the database of this one.
 
-    The stock transport's consumers do, and so may other programs. Empty if the user may not list
-    clients.
+    The stock transport's consumers do so, but other programs may, too. Empty if the user may not
+    list clients.
     """
     database = str(client.connection_pool.connection_kwargs.get("db") or 0)
     try:

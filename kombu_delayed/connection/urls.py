@@ -1,4 +1,4 @@
-"""Broker URLs: what is behind `delayed+`, and the connection parameters that follow from it."""
+"""Broker URLs: the part after `delayed+`, and the connection parameters that follow from it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ FORMS = (
 )
 SENTINELS = ("sentinel", "sentinels")
 CLUSTERS = ("rediscluster", "redisclusters")
-#: Several URLs that lead to one broker: Kombu has not to choose among them.
+#: Several URLs with these schemes lead to one broker: Kombu need not choose among them.
 LISTS = (*SENTINELS, *CLUSTERS)
 SCHEMES = ("redis", "rediss", "socket", "embedded", *LISTS)
 _TLS = ("rediss", "sentinels", "redisclusters")
 SENTINEL_PORT, NODE_PORT = 26379, 6379
 _QUERY = ("virtual_host", "credential_provider")
-#: Kombu takes these in a URL, and its Redis transport has no use for them either.
+#: Kombu accepts these in a URL, but its own Redis transport ignores them, too.
 _WITHOUT_USE = ("connect_timeout", "heartbeat", "insist", "login_method")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is. `path` is a socket's or an embedded server's directory.
+    """Where the server is. `path` is that of a socket, or an embedded server's directory.
 
-    With `sentinels`, given as (host, port), they know where it is, and host and port are unset; so
-    they are with `nodes`, which are some of a Cluster's.
+    `sentinels` are (host, port) of the Sentinels that know where the server is, `nodes` those of
+    some nodes of a Cluster. With either, host and port are unset.
     """
 
     scheme: str
@@ -53,9 +53,9 @@ class Address:
 
 
 class Host(str):
-    """A server's host, as other programs expect it in a connection, that knows its whole URL.
+    """A server's host, as other programs expect it in a connection, with the whole URL.
 
-    `is_plain`: the URL was given without `delayed+`, and the transport beside it.
+    `is_plain`: the URL was given without `delayed+`, and the transport separately.
     """
 
     url: str
@@ -68,7 +68,7 @@ class Host(str):
 
 
 def scheme_of(client: Connection) -> str:
-    """What stands between `delayed+` and `://`."""
+    """Return the scheme between `delayed+` and `://`."""
     hostname = _hostname(client)
     if "://" in hostname:
         return hostname.partition("://")[0]
@@ -77,7 +77,7 @@ def scheme_of(client: Connection) -> str:
 
 
 def address(client: Connection) -> Address:
-    """The address that a Kombu connection stands for. Raises UrlError that names the right form."""
+    """Return the address of a Kombu connection. Raises UrlError, which names the right form."""
     hostname, scheme = _hostname(client), scheme_of(client)
     if scheme in LISTS:
         return _from_list(scheme, client)
@@ -108,7 +108,7 @@ def _is_plain(client: Connection) -> bool:
 
 
 def _hostname(client: Connection) -> str:
-    """A URL, or the host of one that Kombu has split; clones after a failover add prefixes."""
+    """Return the URL, or its host if Kombu has split it. Clones after a failover add prefixes."""
     if isinstance(client.hostname, Host):
         return client.hostname.url
     bare = re.sub(r"^(delayed\+)+", "", client.hostname or "localhost")
@@ -119,7 +119,7 @@ def _from_url(url: str, client: Connection) -> Address:
     try:
         parts = url_to_parts(url)
     except ValueError:
-        # Not what Python says of it, which quotes a part that may be the password's.
+        # Python's message is left out: it quotes a part that may belong to the password.
         raise UrlError(
             f"cannot read the broker URL; are special characters of the password percent-encoded? "
             f"It is {FORMS}"
@@ -150,7 +150,7 @@ def _from_url(url: str, client: Connection) -> Address:
 
 
 def _from_list(scheme: str, client: Connection) -> Address:
-    """All URLs of the list together: whichever of them Kombu is at, they lead to one broker."""
+    """Return one address for all URLs of the list: they lead to one broker, whichever is in use."""
     each = [_from_url(url, client) for url in _listed_urls(client)]
     given = client._initial_params
     are_nodes = scheme in CLUSTERS
@@ -227,7 +227,7 @@ def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any]
 
 
 def take_credentials(client: Connection) -> None:
-    """Move user and password out of the connection's host name, which Celery shows to anybody."""
+    """Move user and password out of the connection's host name, which Celery shows to anyone."""
     if scheme_of(client) in LISTS:
         _keep_given(client)
     if scheme_of(client) in CLUSTERS:
@@ -243,14 +243,14 @@ def take_credentials(client: Connection) -> None:
 
 
 def name_server(client: Connection) -> None:
-    """Let the connection's attributes name the server itself, for programs that read them.
+    """Make the connection's attributes name the server itself, for programs that read them.
 
-    Of several Sentinels, or nodes of a Cluster, they name the first.
+    Of several Sentinels or nodes of a Cluster, they name the first.
     """
     try:
         _forget_the_one_before(client)
         where = address(client)
-    except UrlError:  # who connects is told
+    except UrlError:  # raised again when it connects
         return
     client.virtual_host = where.virtual_host or client.virtual_host
     if where.path:
@@ -267,7 +267,7 @@ def name_server(client: Connection) -> None:
 
 
 def _forget_the_one_before(client: Connection) -> None:
-    """Kombu keeps port and database of the last URL of a list where the next one has none."""
+    """Reset port and database, which Kombu keeps from the last URL if the next one has none."""
     if "://" in _hostname(client) or scheme_of(client) in LISTS or len(client.alt) < 2:
         return
     for url in client.alt:
@@ -279,7 +279,7 @@ def _forget_the_one_before(client: Connection) -> None:
 
 
 def _keep_given(client: Connection) -> None:
-    """What came beside the URLs, and is lost when Kombu goes to the next of them."""
+    """Keep what was given beside the URLs, which Kombu loses when it switches to the next one."""
     given = client._initial_params
     client.userid = client.userid or given["userid"]
     client.password = client.password or given["password"]
@@ -288,9 +288,9 @@ def _keep_given(client: Connection) -> None:
 
 
 def as_uri(client: Connection, include_password: bool, mask: str) -> str:
-    """The broker URL of a connection, with `delayed+` only where it was given with it.
+    """Return the broker URL of a connection, with `delayed+` only if it was given so.
 
-    Where the password is masked, what follows `?` is left out.
+    If the password is masked, the part after `?` is left out.
     """
     hostname = _hostname(client)
     if scheme_of(client) in LISTS:
@@ -310,7 +310,7 @@ def _prefix(client: Connection) -> str:
 
 
 def _as_uris(client: Connection, include_password: bool, mask: str) -> str:
-    """Of the whole list: which of them Kombu is at makes no difference."""
+    """Return the URLs of the whole list, whichever of them is in use."""
     shown: list[str] = []
     for url in _listed_urls(client):
         scheme, _, rest = url.partition("://")
@@ -318,7 +318,7 @@ def _as_uris(client: Connection, include_password: bool, mask: str) -> str:
         if not include_password:
             user, colon, _ = credentials.partition(":")
             credentials, host = user + (colon and f":{mask}"), host.partition("?")[0]
-        if not at and not shown:  # a single one's were taken out of it
+        if not at and not shown:  # those of a single URL were moved out of it
             credentials, at = _credentials(client, include_password, mask), ""
         shown.append(f"{_prefix(client)}{scheme}://{credentials}{at}{host}")
     return ";".join(shown)

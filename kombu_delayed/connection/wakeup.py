@@ -20,7 +20,7 @@ GRACE_SECONDS = 10
 
 
 class WakeConnection:
-    """Sends BZPOPMIN and reads its answer when the poller says that it has come.
+    """Sends BZPOPMIN and reads its answer when the poller reports it.
 
     The server answers at least every `limit_seconds`: longer silence means a half-open connection.
     """
@@ -40,7 +40,7 @@ class WakeConnection:
         self.grace_seconds: float = GRACE_SECONDS
         self.connection: Any = None
         self.overdue_at = math.inf
-        #: The socket over which it has asked: somebody else may close that.
+        #: The socket over which it has asked, which other code may close.
         self._asked_over: Any = None
 
     @property
@@ -49,12 +49,12 @@ class WakeConnection:
         return getattr(self.connection, "_sock", None)
 
     def listens(self, queue: str) -> bool:
-        """Whether tokens of a queue are sent to this consumer, rather than taken by it."""
+        """Return whether tokens of a queue are sent to this consumer, rather than taken by it."""
         return False
 
     @property
     def waiting(self) -> bool:
-        """Whether an answer is on its way."""
+        """Whether an answer is outstanding."""
         return self.overdue_at != math.inf and self._is_same
 
     @property
@@ -78,7 +78,7 @@ class WakeConnection:
         self.overdue_at = monotonic() + self._limit_seconds + self.grace_seconds
 
     def read(self) -> tuple[str, int] | None:
-        """The token that has come, as (queue, when in ms; 0: now); None: there is none yet."""
+        """Return the token that has arrived, as (queue, when in ms; 0: now), or None."""
         connection = self.connection
         if self.overdue_at == math.inf or connection._sock is not self._asked_over:
             self.reset()  # an idle connection was closed by the server
@@ -90,7 +90,7 @@ class WakeConnection:
             connection.told_in_vain = True
             return None
         except exceptions.ResponseError as error:
-            # Unblocked by a failover, still loading …: the connection is of no use as it is.
+            # Unblocked by a failover, still loading …: the connection is not usable.
             raise exceptions.ConnectionError(str(error)) from error
         self.overdue_at = math.inf
         if not answer:
@@ -99,7 +99,7 @@ class WakeConnection:
         return self._queues[key if isinstance(key, bytes) else key.encode()], int(float(at_ms))
 
     def check(self, now: float) -> bool:
-        """Drop a connection whose answer is overdue; returns whether a token may be lost."""
+        """Drop a connection whose answer is overdue. Returns whether a token may be lost."""
         if self.overdue_at == math.inf:
             return False
         if self.connection._sock is self._asked_over:
@@ -118,7 +118,7 @@ class WakeConnection:
             poller.close()
 
     def reset(self) -> None:
-        """Disconnect. A token that was on its way is lost: who resets has to claim."""
+        """Disconnect. A token on its way is lost, so the caller must claim."""
         self.overdue_at, self._asked_over = math.inf, None
         if self.connection is not None:
             self.connection.disconnect()

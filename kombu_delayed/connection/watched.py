@@ -13,23 +13,23 @@ _NOTHING: Any = object()
 
 
 class Watched:
-    """In front of a class of connections: knows what was read before somebody asked for it."""
+    """A mixin for a class of connections that keeps a reply which was read ahead."""
 
     _before_closing: Callable[[Any], None]
     _sock: Any
     _ahead: Any = _NOTHING
-    #: Whether the poller has told of something that was not there.
+    #: Whether the poller has reported something to read that was not there.
     told_in_vain = False
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
-        # A closed socket cannot be taken out of an epoll, and a forked child keeps it there.
+        # A closed socket cannot be removed from an epoll, and a forked child keeps it there.
         if self._sock is not None:
             self._before_closing(self)
         self._ahead = _NOTHING
         super().disconnect(*args, **kwargs)  # type: ignore[misc]
 
     def read_ahead(self, told: bool = False, **options: Any) -> bool:
-        """Read the next reply for `read_response`, if all of it has come."""
+        """Read the next reply for `read_response`, if all of it has arrived."""
         self.told_in_vain = False
         if self._ahead is _NOTHING:
             try:
@@ -56,16 +56,16 @@ class Watched:
 
 
 def watched(connection_class: type, before_closing: Callable[[Any], None]) -> type:
-    """A class of connections that a poller watches; it is told `before_closing` one."""
+    """Return a class of connections for a poller. `before_closing` is called before one closes."""
     given = {"_before_closing": staticmethod(before_closing)}
     return type("Watched", (Watched, connection_class), given)
 
 
 class ClosedByOthers:
-    """In front of a class of connections under eventlet.
+    """A mixin for a class of connections under eventlet.
 
-    Who reads there while another greenlet closes the socket gets EOFError, of which redis-py and
-    Kombu know nothing.
+    There a read fails with EOFError if another greenlet closes the socket, an error that redis-py
+    and Kombu do not expect.
     """
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
@@ -76,5 +76,5 @@ class ClosedByOthers:
 
 
 def closed_by_others(connection_class: type) -> type:
-    """The same class where EOFError is an error of the connection."""
+    """Return the class with EOFError turned into an error of the connection."""
     return type("ClosedByOthers", (ClosedByOthers, connection_class), {})

@@ -1,4 +1,4 @@
-"""Commands to the nodes of a Cluster, each to the one that has its keys."""
+"""Sends each command to the node of a Cluster that has its keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..format import LOOK_SECONDS as FORMAT_SECONDS
 from ..format import Format
 from .nodes import Cluster, Node, named_by
 
-#: So often a command is sent on before the Cluster counts as in disorder.
+#: How many redirects a command follows before the Cluster counts as inconsistent.
 REDIRECTS = 16
 
-#: So long a sender waits for a slot that is on its way to another node.
+#: How long a sender waits for a slot that is moving to another node.
 MOVING_SECONDS = 10.0
 
 _SCRIPTS = frozenset({"EVAL", "EVALSHA"})
@@ -33,11 +33,11 @@ _KEYLESS = frozenset({"SCAN", "INFO", "TIME", "WAIT", "PING", "CONFIG", "CLIENT"
 
 
 class SlotMoves(ServerNotReady):
-    """A slot is on its way to another node: what is in it can be used when it is there."""
+    """A slot is moving to another node. Its keys can be used once it has arrived."""
 
 
 def slot_of(command: Sequence[Any]) -> int:
-    """The slot of a command's keys, which are all in one. Raises ValueError where it has none."""
+    """Return the slot that a command's keys share. Raises ValueError if it has no keys."""
     is_script = command[0] in _SCRIPTS
     if len(command) < 2 or command[0] in _KEYLESS or (is_script and not command[2]):
         raise ValueError(f"{command[0]} names no key, so no node of a Cluster")
@@ -67,11 +67,11 @@ class NodeConnection(ServerConnection):
         return self._cluster.reach(self.node, connect, may_rest=self._may_rest)
 
     def connect(self) -> Any:
-        """Another connection, for who gives it back to the pool. Raises NodeDown."""
+        """Take another connection, which the caller returns to the pool. Raises NodeDown."""
         return self._reach(super().connect)
 
     def ask(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """Send a command for a slot that is on its way to this node."""
+        """Send a command for a slot that is moving to this node."""
         connection = self.connect()
         with given_back(connection, self.pool):
             connection.send_packed_command([pack(("ASKING",)), pack_both(command, replicas)])
@@ -80,7 +80,7 @@ class NodeConnection(ServerConnection):
 
     def _open(self, replicas: Replicas | None = None) -> None:
         if self._connection is not None and self._connection._sock is None:
-            if self._unread:  # somebody has emptied the pool
+            if self._unread:  # the pool was emptied meanwhile
                 self._fail_posted()
             self._reach(self._connection.connect)
         super()._open(replicas)
@@ -102,7 +102,7 @@ class NodeConnection(ServerConnection):
 class ClusterConnection(ServerConnection):
     """A connection for each node, made when it is first needed."""
 
-    #: Whether a node that was out of reach is left alone for a while: others need the caller, too.
+    #: Whether an unreachable node is left alone for a while, as the caller serves other nodes, too.
     may_rest = True
 
     def __init__(
@@ -126,7 +126,7 @@ class ClusterConnection(ServerConnection):
         self._format_at = -math.inf
 
     def look_at_format(self) -> None:
-        """Ask for the version of the format. A node that is down keeps nobody from the others."""
+        """Ask for the version of the format. A node that is down does not block the others."""
         self._format_at = monotonic() + FORMAT_SECONDS
         try:
             if self.format is not None:
@@ -139,14 +139,14 @@ class ClusterConnection(ServerConnection):
 
     @property
     def generation(self) -> int:  # type: ignore[override]
-        """Changes with each connection, and when a slot has got another node."""
+        """A number that changes with each new connection and when a slot has moved."""
         connections = list(self._connections.values())
         return self.cluster.generation + sum(connection.generation for connection in connections)
 
     def over(self, node: Node) -> NodeConnection:
         """The connection of one node."""
         if self._pid != os.getpid():
-            self.cluster.forget()  # a thread of the parent may have been at work on it
+            self.cluster.forget()  # a thread of the parent may have been changing it
             self._start()
         found = self._connections.get(node)
         return found or self._connections.setdefault(
@@ -161,19 +161,19 @@ class ClusterConnection(ServerConnection):
         )
 
     def to(self, command: Sequence[Any]) -> NodeConnection:
-        """The connection of the node that has the keys of a command; to publish, any will do."""
+        """Return the connection to the node with a command's keys; for PUBLISH, to any master."""
         if command[0] == "PUBLISH":
             return self.over(self.cluster.any_master())
         return self.over(self.cluster.node(slot_of(command)))
 
     def everywhere(self) -> Sequence[NodeConnection]:
-        """Those of all masters."""
+        """Return the connections to all masters."""
         return [self.over(node) for node in self.cluster.masters()]
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """Send one command to wherever its keys are, as a connection to one server.
+        """Send one command to the node that has its keys, otherwise like `ServerConnection`.
 
-        Raises NodeDown, too, and ServerNotReady for a slot that is on its way to another node.
+        Also raises NodeDown, and ServerNotReady for a slot that is moving to another node.
         """
         if monotonic() >= self._format_at:
             self.look_at_format()
@@ -186,7 +186,7 @@ class ClusterConnection(ServerConnection):
             try:
                 return (connection.ask if asks else connection)(*command, replicas=replicas)
             except AskError as error:
-                asks = not isinstance(error, MovedError)  # which is an AskError too
+                asks = not isinstance(error, MovedError)  # a subclass of AskError
                 if not asks:
                     self.cluster.redirected(error, connection.node)
                 connection = self.over(named_by(error, connection.node))
@@ -196,14 +196,17 @@ class ClusterConnection(ServerConnection):
                 ) from error
             except UNREACHABLE as error:
                 self.cluster.look()
-                refused = isinstance(error, ServerNotReady)  # and so it did nothing
+                refused = isinstance(error, ServerNotReady)  # so it was not carried out
                 if not refused or (node := self.cluster.node(slot)) == connection.node:
                     raise
                 connection, asks = self.over(node), False
         raise ServerNotReady(f"the nodes of the Cluster do not agree on which node has slot {slot}")
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """As that of any, with one write for each node; where one is down, its error."""
+        """Like `ServerConnection.many`, with one write per node.
+
+        Commands for a node that is down are answered with its error.
+        """
         answers: list[Any] = [None] * len(commands)
         for connection, places in self._by_connection(commands, answers).items():
             try:
@@ -213,7 +216,7 @@ class ClusterConnection(ServerConnection):
                 found = [error] * len(places)
             for n, answer in zip(places, found, strict=True):
                 answers[n] = answer
-                if isinstance(answer, (AskError, TryAgainError)):  # and MovedError, an AskError
+                if isinstance(answer, (AskError, TryAgainError)):  # or its subclass MovedError
                     answers[n] = self._one(commands[n])
         return answers
 
@@ -237,7 +240,7 @@ class ClusterConnection(ServerConnection):
             return error
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As a call; for a slot that is on its way to another node it waits."""
+        """Like a call, but wait `MOVING_SECONDS` at most for a slot that is moving."""
         deadline, seconds = monotonic() + MOVING_SECONDS, 0.001
         while True:
             try:
@@ -254,22 +257,22 @@ class ClusterConnection(ServerConnection):
         on_error: Callable[[], None],
         on_answer: Callable[[Any], None] = ignore,
     ) -> None:
-        """Send one command and do not wait for its answer, as `ServerConnection` does."""
+        """Send one command and do not wait for its answer, like `ServerConnection.post`."""
         self.to(command).post(*command, on_error=on_error, on_answer=on_answer)
 
     def hold_back(self) -> None:
-        """As `ServerConnection` does, of each node."""
+        """Like `ServerConnection.hold_back`, for each node."""
         for connection in list(self._connections.values()):
             connection.hold_back()
 
     def push(self) -> None:
-        """Send what was held back; what a broken connection had is failed."""
+        """Send what was held back. Commands on a broken connection fail."""
         for connection in list(self._connections.values()):
             with suppress(*UNREACHABLE):
                 connection.push()
 
     def lend(self) -> None:
-        """Nothing: redis-py's client has a pool of its own."""
+        """Do nothing: redis-py's client has its own pool."""
 
     @property
     def look_at(self) -> float:  # type: ignore[override]
@@ -280,12 +283,12 @@ class ClusterConnection(ServerConnection):
         )
 
     def look(self) -> None:
-        """Read what has come of answers to what was posted, as `ServerConnection` does."""
+        """Read the answers to posted commands that have arrived, like `ServerConnection.look`."""
         for connection in list(self._connections.values()):
             connection.look()
 
     def settle(self) -> None:
-        """Read the answers of all that was posted; what a broken connection had is failed."""
+        """Read the answers to all posted commands. Commands on a broken connection fail."""
         for connection in list(self._connections.values()):
             with suppress(*UNREACHABLE):
                 connection.settle()
@@ -300,12 +303,12 @@ class Nodes:
         self._pools: list[ConnectionPool] = []
 
     def pool(self, node: Node) -> ConnectionPool:
-        """A new pool of connections to one node."""
+        """Return a new pool of connections to one node."""
         pool = ConnectionPool(**{**self.parameters, "host": node.host, "port": node.port})
         self._pools.append(pool)
         return pool
 
     def disconnect(self) -> None:
-        """Close all connections; what needs one opens it again."""
+        """Close all connections. Each reopens when it is needed."""
         for pool in self._pools:
             pool.disconnect()

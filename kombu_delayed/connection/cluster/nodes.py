@@ -1,4 +1,4 @@
-"""A Redis Cluster: which of its nodes has which slot, and which of them answer."""
+"""A Redis Cluster: which node has which slot, and which nodes answer."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ logger = native.get_logger(__name__)
 
 T = TypeVar("T")
 
-#: A node that cannot be reached is tried again after so long, twice as long each time …
+#: How long a node that cannot be reached is left alone: twice as long each time …
 FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 0.05, 10.0
 
-#: … and after so many times what the attempt took: one that says nothing would cost all the time.
+#: … and at least this many times as long as the attempt took, or a silent node would take up all
+#: the time.
 REST_FACTOR = 5
 
-#: While a node is down, the others are asked this often at most who has its slots.
+#: While a node is down, the others are asked for the slots at most once in this time.
 LOOK_SECONDS = 0.25
 
-#: A node that is asked for the slots, and says nothing, is passed over after so long.
+#: How long a node may take to name the slots before another one is asked.
 ASK_SECONDS = 1.0
 
-#: So many times redis-py asks again, another node each time.
+#: How many times redis-py asks again, another node each time.
 ASK_TRIES = 3
 
-#: What redis-py says where the slots cannot be had; IndexError: there are none.
+#: What redis-py raises if it cannot get the slots; IndexError: there are none.
 _NO_ANSWER = (RedisError, RedisClusterException, OSError, IndexError)
 
 
@@ -52,13 +53,13 @@ class Node(NamedTuple):
         return f"{self.host}:{self.port}"
 
 
-#: Where a queue is whose slot no node has; nobody can connect to it.
+#: The place of a queue whose slot no node has. It cannot be connected to.
 NOWHERE = Node("", 0)
 
 
 @dataclass
 class _Rest:
-    """Until when a node is left alone that could not be reached, and why."""
+    """Until when an unreachable node is left alone, and why."""
 
     until: float
     seconds: float
@@ -66,7 +67,7 @@ class _Rest:
 
 
 class _Map(NamedTuple):
-    """What redis-py has found out, to be read without its locks."""
+    """What redis-py knows of the nodes, copied so that it can be read without redis-py's locks."""
 
     #: Slot -> the master that has it.
     owners: dict[int, Node]
@@ -75,7 +76,7 @@ class _Map(NamedTuple):
 
 
 class Cluster:
-    """What redis-py knows of a Cluster's slots, kept up to date; its methods are for any thread.
+    """What redis-py knows of a Cluster's slots, kept up to date. Safe from any thread.
 
     `parameters` are those of connections, without host and port.
     """
@@ -88,8 +89,8 @@ class Cluster:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what was found out so far."""
-        # The keepers of leases take it, too: nobody holds it for long once there is a client.
+        """Forget what is known so far."""
+        # The keepers of leases take it, too. It is never held for long once there is a client.
         self._lock = native.lock()
         self._is_looking = False
         self._client: RedisCluster | None = None
@@ -99,7 +100,7 @@ class Cluster:
         self._looked_at = -LOOK_SECONDS
 
     def node(self, slot: int) -> Node:
-        """The master that has a slot. Raises NodeDown where none has."""
+        """Return the master that has a slot. Raises NodeDown if none has."""
         found = self._moved.get(slot) or self._known().owners.get(slot)
         if found is None:
             self.look()
@@ -107,15 +108,15 @@ class Cluster:
         return found
 
     def masters(self) -> list[Node]:
-        """All masters that have slots, also those that do not answer."""
+        """Return all masters that have slots, even those that do not answer."""
         return sorted(self._known().masters | {*self._moved.values()})
 
     def has(self, node: Node) -> bool:
-        """Whether a node has slots or copies those of another."""
+        """Return whether a node has slots or replicates those of another node."""
         return node in self._known().nodes or node in self._moved.values()
 
     def is_down(self, node: Node) -> bool:
-        """Whether a node is left alone now. Asks others whether its slots have another one."""
+        """Return whether a node is left alone now. If so, ask which node has its slots."""
         rest = self._resting.get(node)
         if rest is None or monotonic() >= rest.until:
             return False
@@ -123,12 +124,12 @@ class Cluster:
         return True
 
     def any_master(self) -> Node:
-        """One that was not found to be down, where there is one."""
+        """Return a random master, if possible one that was not found to be down."""
         masters = self.masters()
         return random.choice([node for node in masters if node not in self._resting] or masters)
 
     def reach_any(self, connect: Callable[[Node], T]) -> T:
-        """Open a connection to one of the masters. Raises NodeDown where none answers."""
+        """Open a connection to one of the masters. Raises NodeDown if none answers."""
         masters = self.masters()
         random.shuffle(masters)
         for node in masters[:-1]:
@@ -137,21 +138,24 @@ class Cluster:
         return self.reach(masters[-1], partial(connect, masters[-1]))
 
     def redirected(self, error: AskError, by: Node) -> None:
-        """A node has said who has a slot now."""
+        """Record that a node has redirected a command to the node that has the slot now."""
         with self._lock:
             self._moved[error.slot_id] = named_by(error, by)
             self.generation += 1
         self.look()
 
     def reach(self, node: Node, connect: Callable[[], T], *, may_rest: bool = True) -> T:
-        """Open a connection to a node. Raises NodeDown, where it `may_rest` also while it does."""
+        """Open a connection to a node.
+
+        Raises NodeDown if it cannot be reached and, with `may_rest`, while it is left alone.
+        """
         self._check(node, may_rest)
         began = monotonic()
         try:
             found = connect()
         except UNREACHABLE as error:
             if self._failed(node, error, monotonic() - began):
-                self._looked_at = -LOOK_SECONDS  # whatever was said before is not so any more
+                self._looked_at = -LOOK_SECONDS  # earlier answers are outdated
             self.look()
             raise NodeDown(f"node {node} of the Cluster cannot be reached: {error}") from error
         if node in self._resting:
@@ -170,7 +174,7 @@ class Cluster:
         raise NodeDown(f"node {node} of the Cluster cannot be reached: {rest.error}")
 
     def _failed(self, node: Node, error: BaseException, took_seconds: float) -> bool:
-        """Leave a node alone for a while; returns whether it was not known to be down."""
+        """Leave a node alone for a while. Returns whether it was not known to be down before."""
         with self._lock:
             before = self._resting.get(node)
             seconds = (
@@ -183,7 +187,7 @@ class Cluster:
             return before is None
 
     def look(self) -> None:
-        """Ask a node for the slots, unless that was just done; where none answers, all stays."""
+        """Ask a node for the slots, unless that was just done. If none answers, nothing changes."""
         with self._lock:
             client, now = self._client, monotonic()
             if client is None or self._is_looking or now - self._looked_at < LOOK_SECONDS:
@@ -202,7 +206,7 @@ class Cluster:
             self._is_looking = False
 
     def _ask(self, manager: Any) -> None:
-        """Ask those that are not known to be down; if in vain, those whose names were given."""
+        """Ask the nodes that are not known to be down; if none answers, the nodes of the URL."""
         known = manager.startup_nodes
         up = {n: each for n, each in known.items() if _where(each) not in self._resting}
         try:
@@ -231,7 +235,7 @@ class Cluster:
             **self._parameters,
             "socket_timeout": ASK_SECONDS,
             "socket_connect_timeout": ASK_SECONDS,
-            # It asks one master which commands there are: if that one is down, another one.
+            # redis-py asks one master for its commands. If that one is down, it asks another.
             "retry": Retry(NoBackoff(), ASK_TRIES),
             "require_full_coverage": False,
         }
@@ -244,7 +248,7 @@ class Cluster:
 
 
 def named_by(error: AskError, by: Node) -> Node:
-    """The node that an error names; without a host it is where the node is that says so."""
+    """Return the node that an error names. Without a host, it is on the host of node `by`."""
     return Node(error.host or by.host, error.port)
 
 
@@ -258,7 +262,7 @@ def _map(manager: Any) -> _Map:
 
 
 def _hang_up(manager: Any) -> None:
-    """Another thread may be the next to ask, and a socket of gevent's is of one thread only."""
+    """Disconnect: another thread may ask next, and a gevent socket belongs to one thread."""
     for node in [*manager.nodes_cache.values(), *manager.startup_nodes.values()]:
         if node.redis_connection is not None:
             node.redis_connection.connection_pool.disconnect()

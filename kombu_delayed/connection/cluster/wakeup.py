@@ -1,7 +1,8 @@
-"""The connection on which a consumer hears of wake tokens from one node of a Cluster.
+"""The connection on which a consumer receives wake tokens from one node of a Cluster.
 
-A command can block for keys of one slot only. So consumers do not block there: a script that puts a
-token sends it to the consumer that has waited longest, over that consumer's own pub/sub channel.
+A command can block for keys of one slot only, so consumers of a Cluster do not block. Instead, a
+script that adds a token sends it to the consumer that has waited longest, over that consumer's own
+pub/sub channel.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from ..wakeup import WakeConnection
 
 logger = get_logger(__name__)
 
-#: Between the key of the tokens and the consumer's name in a channel's name.
+#: Stands between the key of the tokens and the consumer's name in the name of a channel.
 MARK = ">"
 
 
 class NodeWake(WakeConnection):
-    """Subscribes to one channel a queue; a token in a message of a channel is this consumer's.
+    """Subscribes to one channel per queue. A token that is published there is this consumer's.
 
-    A silent connection is asked for a sign of life after `limit_seconds`.
+    A connection that has been silent for `limit_seconds` is sent a PING.
     """
 
     def __init__(
@@ -49,16 +50,16 @@ class NodeWake(WakeConnection):
         self._asked = False
 
     def listens(self, queue: str) -> bool:
-        """Whether a token of a queue would reach this consumer."""
+        """Return whether a token of a queue would reach this consumer."""
         return self._channel(queue).encode() in self._queues
 
     def _channel(self, queue: str) -> str:
         return f"{self._wake_key(queue)}{MARK}{self._consumer()}"
 
     def start(self, queues: Iterable[str]) -> None:
-        """Listen for tokens of these queues and no others, from when this returns.
+        """Listen for tokens of exactly these queues, from the moment this returns.
 
-        Those that another node has now are passed over.
+        Queues that another node has now are skipped.
         """
         names = (self._consumer(), *queues)
         if names == self._started_with and self.waiting:
@@ -83,12 +84,12 @@ class NodeWake(WakeConnection):
             self._receive(wanted)
             missing = wanted.keys() - self._queues.keys()
         self._queues = wanted
-        if len(wanted) == len(names) - 1:  # none was passed over
+        if len(wanted) == len(names) - 1:  # none was skipped
             self._started_with = names
         self._heard_from()
 
     def _change(self, verb: str, channels: Iterable[bytes]) -> None:
-        # One command a channel: they are in several slots.
+        # One command per channel: they are in several slots.
         commands = [pack((self._verb + verb, channel)) for channel in sorted(channels)]
         if commands:
             self.connection.send_packed_command(commands, check_health=False)
@@ -104,21 +105,21 @@ class NodeWake(WakeConnection):
         except exceptions.ResponseError as error:
             raise exceptions.ConnectionError(f"cannot listen for wake tokens: {error}") from error
         if not isinstance(answer, list):
-            return  # a sign of life, with no queue to listen for
+            return  # the answer to a PING while there is no queue to listen for
         kind, channel, *more = answer
         if kind in (b"ssubscribe", b"subscribe") and channel in wanted:
             self._queues[channel] = wanted[channel]
         elif kind in (b"smessage", b"message") and channel in self._queues:
             self._heard.append((self._queues[channel], int(more[0])))
         elif kind in (b"sunsubscribe", b"unsubscribe") and channel in self._queues:
-            # Not asked for: another node has its slot now, where a claim finds out.
+            # Not requested: another node has its slot now. A claim finds out which.
             self._started_with = ()
             self._heard.append((self._queues.pop(channel), 0))
 
     def heard(self, told: bool = False) -> list[tuple[str, int]]:
-        """The tokens that have come, each as (queue, when in ms; 0: now).
+        """Return the tokens that have arrived, each as (queue, when in ms; 0: now).
 
-        `told`: a poller has said that something has come.
+        `told`: a poller has reported that there is something to read.
         """
         while self.socket is not None and self.connection.read_ahead(told):
             self._receive(self._queues)
@@ -132,7 +133,7 @@ class NodeWake(WakeConnection):
         self.overdue_at = monotonic() + self._limit_seconds
 
     def check(self, now: float) -> bool:
-        """As that of any; a silent connection is asked for a sign of life first."""
+        """Like `WakeConnection.check`, but send a PING on a silent connection first."""
         if self._asked or not self.waiting or now < self.overdue_at or self._is_readable():
             return super().check(now)
         self.connection.send_packed_command([pack(("PING",))], check_health=False)
@@ -140,7 +141,7 @@ class NodeWake(WakeConnection):
         return False
 
     def reset(self) -> None:
-        """Disconnect; tokens stay or go to others from now on. Who resets has to claim."""
+        """Disconnect. From now on tokens stay or go to others, so the caller must claim."""
         super().reset()
         self._queues, self._heard, self._asked = {}, [], False
         self.overdue_at = math.inf

@@ -1,4 +1,4 @@
-"""Commands to the present master: none to one that is about to be replaced, or has been."""
+"""Sends commands to the current master, never to one that is being or has been replaced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .watch import MasterChanges, MasterWatch
 
 
 class SentinelConnection(ServerConnection):
-    """As `ServerConnection`; what it sends waits while a failover is under way."""
+    """A `ServerConnection` that waits with its commands while a failover is under way."""
 
     def __init__(
         self, pool: ConnectionPool, watch: MasterWatch, format: Format | None = None
@@ -30,12 +30,12 @@ class SentinelConnection(ServerConnection):
         self._replicated_over = -1
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As `ServerConnection`; to the next master where the present one is being replaced."""
+        """Like `ServerConnection`, but to the next master if the current one is being replaced."""
         self._watch.wait()
         return super().__call__(*command, replicas=replicas)
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """As `ServerConnection`; to the next master where the present one is being replaced."""
+        """Like `ServerConnection`, but to the next master if the current one is being replaced."""
         self._watch.wait()
         return super().many(commands)
 
@@ -45,7 +45,7 @@ class SentinelConnection(ServerConnection):
         on_error: Callable[[], None],
         on_answer: Callable[[Any], None] = ignore,
     ) -> None:
-        """As `ServerConnection`. Raises MasterChanges while the master is being replaced."""
+        """Like `ServerConnection`. Raises MasterChanges while the master is being replaced."""
         if self._watch.is_held:
             raise MasterChanges("the Sentinels are about to name another master")
         super().post(*command, on_error=on_error, on_answer=on_answer)
@@ -58,7 +58,10 @@ class SentinelConnection(ServerConnection):
             self._await_replicas(replicas)
 
     def _await_replicas(self, replicas: Replicas) -> None:
-        """A new master has none at first. Better to store nothing than what may be sent again."""
+        """Wait for replicas: a new master has none at first.
+
+        Storing nothing is better than storing a message that may be sent again.
+        """
         self._read_posted()
         super()._send(pack(replicas.command))
         found = read(self._connection)
@@ -70,12 +73,12 @@ class SentinelConnection(ServerConnection):
         self._replicated_over = self.generation
 
     def connect(self) -> Any:
-        """Another connection, to the next master where the present one is being replaced."""
+        """Take another connection, to the next master if the current one is being replaced."""
         self._watch.wait()
         return super().connect()
 
     def refresh(self, connection: Any, is_idle: bool) -> None:
-        """Lead it to the present master. Raises MasterChanges where that would lose answers."""
+        """Move it to the current master. Raises MasterChanges if that would lose answers."""
         self._watch.wait()
         if connection.has_left and not is_idle:
             raise MasterChanges("the Sentinels name another master")

@@ -1,4 +1,4 @@
-"""Connections to the present master, and after a failover to its successor."""
+"""Connections to the current master, and after a failover to its successor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redis import sentinel
 
 
 class _Rediscovers:
-    """Whoever reconnects asks for the master; redis-py's goes back to where it was."""
+    """A mixin that asks for the master to reconnect; redis-py's goes back to the old address."""
 
     _sock: Any
     host: str
@@ -18,20 +18,20 @@ class _Rediscovers:
 
     @property
     def has_left(self) -> bool:
-        """Whether it is open, and to a server that is the master no more."""
+        """Whether it is open, but to a server that is no longer the master."""
         master = self.connection_pool.sentinel_manager.watch.address
         return self._sock is not None and master not in (None, (self.host, self.port))
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
-        """Connect to the master, and be told from now on when there is another one."""
+        """Connect to the master, and watch from now on for another one."""
         if self._sock is None:
             watch = self.connection_pool.sentinel_manager.watch
             watch.start()
-            watch.wait()  # it may have come in the middle of a failover
+            watch.wait()  # a failover may be under way
         super().connect(*args, **kwargs)  # type: ignore[misc]
 
     def move(self) -> None:
-        """Reconnect where this has left the master."""
+        """Connect to the current master, unless it is connected to it already."""
         if self.has_left:
             self.disconnect()  # type: ignore[attr-defined]
         self.connect()
@@ -43,7 +43,7 @@ class _Rediscovers:
 
 
 class MasterConnection(_Rediscovers, sentinel.SentinelManagedConnection):
-    """A connection to whichever server is the master when it is made."""
+    """A connection to the server that is the master when it is opened."""
 
 
 class MasterTLSConnection(_Rediscovers, stock.SentinelManagedSSLConnection):
@@ -51,10 +51,10 @@ class MasterTLSConnection(_Rediscovers, stock.SentinelManagedSSLConnection):
 
 
 class MasterPool(sentinel.SentinelConnectionPool):
-    """Gives out connections to the present master."""
+    """Gives out connections to the current master."""
 
     def get_connection(self, *args: Any, **kwargs: Any) -> Any:
-        """One that is connected."""
+        """Return a connection that is open."""
         connection: Any = super().get_connection(*args, **kwargs)
         try:
             connection.move()

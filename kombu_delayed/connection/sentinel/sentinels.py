@@ -1,4 +1,4 @@
-"""Which server is the master, by what the Sentinels say when they are asked."""
+"""Asks the Sentinels which server is the master."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _NO_ANSWER: tuple[type[BaseException], ...] = (*UNREACHABLE, ResponseError)
 
 
 class Sentinels(sentinel.Sentinel):
-    """Asks one Sentinel after the other for the master; who knew it last is asked first."""
+    """Asks one Sentinel after the other for the master, first the one that knew it last."""
 
     has_found = False
     watch: MasterWatch
 
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """The master's host and port.
+        """Return the master's host and port.
 
-        Raises MasterNotFoundError, a connection error, while there is none, and OptionError where
+        Raises MasterNotFoundError, a connection error, while there is none, and OptionError if
         there never was one of this name.
         """
         silent: list[str] = []
@@ -60,7 +60,7 @@ class Sentinels(sentinel.Sentinel):
         )
 
     def hang_up(self) -> None:
-        """Close the connections to them."""
+        """Close the connections to the Sentinels."""
         for node in self.sentinels:
             node.connection_pool.disconnect()
 
@@ -76,7 +76,7 @@ def _unknown(service_name: str, known: Iterable[str]) -> str:
 
 
 def _asked(node: Any, ask: Callable[[], Any]) -> Any:
-    """Keep no connection: whoever asks next may be another thread, under gevent or eventlet."""
+    """Ask and keep no connection: another thread may ask next, under gevent or eventlet."""
     try:
         return ask()
     finally:

@@ -1,4 +1,4 @@
-"""The connection on which a consumer waits for wake tokens of the present master."""
+"""The connection on which a consumer waits for wake tokens of the current master."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from .watch import MasterChanges, MasterWatch
 
 
 class MasterWake(WakeConnection):
-    """Waits for tokens of the master, and of no server that has been one."""
+    """Waits for tokens of the current master, never of a former one."""
 
     watch: MasterWatch
 
     def check(self, now: float) -> bool:
-        """As any. Raises MasterChanges where it has left the master, or a failover is under way."""
+        """Like any. Raises MasterChanges if it has left the master or a failover is under way."""
         if self.watch.is_held:
             raise MasterChanges("the Sentinels are about to name another master")
         if self.connection is not None and self.connection.has_left:

@@ -1,9 +1,9 @@
-"""Hears from the Sentinels which server is the master, as soon as that changes.
+"""Learns from the Sentinels which server is the master, as soon as that changes.
 
-A master that is replaced while it is well learns of it some ten seconds later. Until then it goes
-on accepting, and all of that is lost when it becomes a replica. So each process listens to the
-Sentinels. The one that leads a failover announces the promotion before it makes it: nothing is
-sent from then on until the new master is known.
+A healthy master that is replaced learns of it some ten seconds later. Until then it accepts writes,
+and all of them are lost when it becomes a replica. So each process listens to the Sentinels. The
+one that leads a failover announces the promotion before it happens. From then on nothing is sent
+until the new master is known.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ _BEFORE = tuple(
 _PROMOTED, _SWITCHED = "+promoted-slave", "+switch-master"
 _ABORTED = "-failover-abort-*"
 
-#: A promotion that was announced and has not come after so long is not waited for any more.
+#: How long to wait for a promotion that was announced.
 HOLD_SECONDS = 3.0
 
-#: A Sentinel that has said nothing for so long is asked for a sign of life.
+#: A Sentinel that has been silent for this long is sent a PING.
 PING_SECONDS = 5.0
 
-#: A Sentinel that cannot be heard is tried again after so long.
+#: How long to wait before trying again to listen to a Sentinel.
 RETRY_SECONDS = 1.0
 
-#: So long a process that has just come waits for what each Sentinel has to say of a failover.
+#: How long a process that has just started waits for each Sentinel to report a failover.
 ASK_SECONDS = 1.0
 
-#: What a user of the Sentinels with an ACL needs, to listen to them.
+#: The rights that a user needs to listen to Sentinels with an ACL.
 RIGHTS = "+subscribe +psubscribe +ping &*"
 
-#: How often a thread that may not send looks whether it may.
+#: How often a thread that may not send checks whether it may.
 LOOK_SECONDS = 0.01
 
 
@@ -61,14 +61,14 @@ class MasterChanges(ServerNotReady):
 
 
 class Follower(Protocol):
-    """Is called, in another thread, when there is another master."""
+    """Something that is notified, in another thread, of another master."""
 
     def master_changed(self) -> None:
-        """Connections to the old master are of no use any more."""
+        """Called when connections to the old master are no longer usable."""
 
 
 class MasterWatch:
-    """What the Sentinels tell this process of one master, for all of its connections.
+    """What the Sentinels report about one master, for all connections of this process.
 
     `parameters` are those of connections to the Sentinels.
     """
@@ -79,9 +79,9 @@ class MasterWatch:
         self.name = name
         #: The master; None until it has been found.
         self.address: Address | None = None
-        #: The Sentinel that has told of it, which knows better than those that have yet to hear.
+        #: The Sentinel that has reported it, whose answer counts more than that of one that lags.
         self.told_by: Address | None = None
-        #: The Sentinel that leads a failover -> no command is sent before, by the monotonic clock.
+        #: The Sentinel that leads a failover -> no command is sent until then (monotonic clock).
         self._holds: dict[Address, float] = {}
         self._sentinels = sentinels
         self._parameters = parameters
@@ -93,27 +93,27 @@ class MasterWatch:
         self._pid = os.getpid()
         self._lock = native.lock()  # the keepers of leases take it, too
         self._listening: set[Address] = set()
-        #: Why a Sentinel cannot be listened to, and whether a warning has said so of them all.
+        #: Why a Sentinel cannot be listened to, and whether a warning has reported that none can.
         self._unheard: dict[Address, str] = {}
         self._has_warned = False
-        #: Those that have yet to say whether a failover is under way, and until when they may.
+        #: The Sentinels that have yet to say whether a failover is under way, and their deadline.
         self._asked: set[Address] = set()
         self._asked_until = -math.inf
 
     def _locked(self) -> Any:
         if self._pid != os.getpid():
-            self._reset()  # the parent's threads are not here, and one may have had the lock
+            self._reset()  # a fork: no thread of the parent is here, and one may have had the lock
         return self._lock
 
     def follow(self, follower: Follower) -> None:
-        """Tell it of another master, until it leaves."""
+        """Notify a follower of each new master, until it leaves."""
         with self._locked():
             self._followers.add(follower)
 
     def start(self) -> None:
-        """Listen for as long as anybody follows. Twice is safe, and so it is in a forked child.
+        """Listen for as long as there are followers. Idempotent, and safe in a forked child.
 
-        Threads of the operating system listen, as greenlets hear nothing while one is busy.
+        Threads of the operating system listen, as greenlets cannot while another one is busy.
         """
         with self._locked():
             silent = [each for each in self._sentinels if each not in self._listening]
@@ -128,14 +128,14 @@ class MasterWatch:
             native.start_thread(partial(self._run, sentinel), name)
 
     def leave(self, follower: Follower) -> None:
-        """Follow no more; when the last one has left, the threads end within seconds."""
+        """Stop notifying a follower. When the last has left, the threads end within seconds."""
         with self._locked():
             self._followers.discard(follower)
 
     def found(self, address: Address, epoch: int) -> bool:
-        """A Sentinel was asked: this is the master, since the failover of that number.
+        """Record a Sentinel's answer: the master's address since the failover with this epoch.
 
-        Returns False where it lags behind what is known, and is not believed.
+        Returns False, and ignores the answer, if it lags behind what is known.
         """
         with self._locked():
             if epoch < self._epoch:
@@ -146,14 +146,17 @@ class MasterWatch:
         return True
 
     def found_no_newer(self, address: Address, epoch: int) -> None:
-        """All Sentinels that answer lag: they were set up anew, or nobody else has heard yet."""
+        """Record an older answer, as all Sentinels that answer lag.
+
+        They were set up anew, or the others have not learned of the failover yet.
+        """
         with self._locked():
             self._epoch = epoch
         self.found(address, epoch)
 
     @property
     def is_held(self) -> bool:
-        """Whether the master is about to be replaced, or may be: the Sentinels are being asked."""
+        """Whether the master is being replaced, or may be: the Sentinels have yet to answer."""
         is_being_asked = bool(self._asked) and monotonic() < self._asked_until
         return is_being_asked or any(map(self._is_announced_by, tuple(self._holds)))
 
@@ -166,7 +169,7 @@ class MasterWatch:
             time.sleep(LOOK_SECONDS)
 
     def _take(self, address: Address, epoch: int) -> bool:
-        """Returns whether the followers have to be told. The caller holds the lock."""
+        """Set the master. Returns whether to notify the followers. The caller holds the lock."""
         before, self.address = self.address, address
         was_held = False
         if epoch > self._epoch:
@@ -183,17 +186,17 @@ class MasterWatch:
         for follower in followers:
             try:
                 follower.master_changed()
-            except Exception as error:  # one that is being closed just now
+            except Exception as error:  # a follower may just be closing
                 logger.debug("Cannot tell %r about another master: %s", follower, error)
 
-    # In a thread for each Sentinel.
+    # The rest runs in one thread for each Sentinel.
 
     def _run(self, sentinel: Address) -> None:
         while self._is_followed(sentinel):
             try:
                 with closing(redis.Redis(*sentinel, **self._parameters)) as client:
                     self._listen(sentinel, client)
-            except Exception as error:  # whatever it is, this Sentinel may be back later
+            except Exception as error:  # of any kind: the Sentinel may be back later
                 self._asked.discard(sentinel)
                 self._cannot_hear(sentinel, error)
                 time.sleep(RETRY_SECONDS)
@@ -216,7 +219,7 @@ class MasterWatch:
     def _can_hear(self, sentinel: Address, kind: str) -> None:
         with self._lock:
             self._unheard.pop(sentinel, None)
-            if kind != "psubscribe":  # that it may subscribe does not say that it may stay
+            if kind != "psubscribe":  # a subscription may be accepted and then ended
                 self._has_warned = False
 
     def _is_followed(self, sentinel: Address) -> bool:
@@ -244,17 +247,17 @@ class MasterWatch:
                     self._hear(sentinel, client, event, text)
 
     def _compare(self, sentinel: Address, client: redis.Redis) -> None:
-        """There may have been a failover that nobody here has heard of, or there is one now.
+        """Find out about a failover that this process has missed, or that is under way.
 
-        A Sentinel's announcement has no number, and one that lags may announce an older failover.
+        Announcements have no epoch, and a Sentinel that lags may announce an older failover.
         """
         masters: Any = client.sentinel_masters()
         state = masters.get(self.name)
         address = state and present(client, self.name, state)
-        client.connection_pool.disconnect(inuse_connections=False)  # it has done its duty
+        client.connection_pool.disconnect(inuse_connections=False)  # not needed any more
         if not state:
             return
-        with self._lock:  # each failover is told once: later it might end the wait for the next
+        with self._lock:  # report each failover once: later it might end the wait for the next
             is_newer = (epoch := int(state.get("config-epoch", 0))) > self._epoch
             if is_newer:
                 self.told_by = sentinel
@@ -266,7 +269,7 @@ class MasterWatch:
         elif address == (state["ip"], state["port"]):
             self._hold(sentinel)
         else:
-            self.told_by = sentinel  # the others may name the old one for a moment yet
+            self.told_by = sentinel  # the others may still name the old one for a moment
 
     def _hold(self, sentinel: Address) -> None:
         self._holds[sentinel] = monotonic() + HOLD_SECONDS
@@ -279,7 +282,7 @@ class MasterWatch:
         elif event in _BEFORE and parts[1] == self.name:
             is_news = not self._is_announced_by(sentinel)
             self._hold(sentinel)
-            if is_news:  # it may be over: the Sentinel, or this process, may have stood still
+            if is_news:  # it may be over if the Sentinel or this process was paused
                 self._compare(sentinel, client)
         elif event.startswith(_ABORTED[:-1]) and parts[1] == self.name:
             self._holds.pop(sentinel, None)
@@ -287,9 +290,9 @@ class MasterWatch:
 
 
 def present(client: Any, name: str, state: Mapping[str, Any]) -> Address:
-    """The master's address, by a Sentinel's state of it.
+    """Return the master's address, given a Sentinel's state of it.
 
-    The leader of a failover has the old one in there until that has ended.
+    At the leader of a failover the state has the old address until the failover has ended.
     """
     if not _is_failing_over(state):
         return state["ip"], state["port"]
@@ -310,6 +313,6 @@ _watches: dict[str, MasterWatch] = {}
 
 
 def watch_of(name: str, sentinels: Sequence[Address], parameters: Mapping[str, Any]) -> MasterWatch:
-    """This process's watch of a master, one for each way to reach the Sentinels."""
+    """Return this process's watch of a master: one for each way to reach the Sentinels."""
     parts = [name, *sentinels, *(item for item in parameters.items() if item[0] != "retry")]
     return _watches.setdefault(repr(parts), MasterWatch(name, sentinels, parameters))
