@@ -1,1 +1,1 @@
-"""Looking at what is in the broker, changing it, and mending it, without a consumer."""
+"""Inspects, changes and repairs the contents of the broker, without a consumer."""

@@ -1,4 +1,4 @@
-"""The delayed messages of a queue, for who looks after them: read, cancel, reschedule, count."""
+"""The delayed messages of a queue, for operators: read, cancel, reschedule, count."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from ..store.global_limits import is_pool
 from ..store.keys import literal
 from ..store.store import CALL_LIMIT, Store, chunks
 
-#: Messages that one call looks at.
+#: How many messages one call looks at.
 PAGE_SIZE = 500
 
-#: Bytes that one call returns at the most, and then the rest of a partition.
+#: A call stops after a part of a partition when it returns this many bytes.
 PAGE_BYTES = 1_000_000
 
-#: Partitions that one call counts.
+#: How many partitions one call counts.
 FORECAST_LIMIT = 2_000
 
 #: Keys that only a queue has.
@@ -43,10 +43,9 @@ NEVER_MS = 2**53
 
 
 class Waiting:
-    """A delayed message. `member` is its name in the backlog: its id, or more where ids repeat.
+    """A delayed message. `member` is its name in the backlog: its id, with a suffix if ids repeat.
 
-    `kept` is read when it is first asked for, and `seen` is what is known of it before, if
-    anything.
+    `kept` is read on first use. `seen` is what is known before that, if anything.
     """
 
     __slots__ = "_codec", "_compressed", "_kept", "_record", "member", "seen"
@@ -61,7 +60,7 @@ class Waiting:
 
     @classmethod
     def unread(cls, member: str, record: bytes, seen: Glance, codec: Codec | None) -> Waiting:
-        """One whose record is packed, and the codec of one that is compressed as well."""
+        """A message with a packed record, and with a codec if that is compressed, too."""
         self = cls(member)
         self.seen, self._record, self._codec = seen, record, codec
         return self
@@ -73,14 +72,14 @@ class Waiting:
             text = record = unpack(self.member, self._record)
             if self._codec is not None:
                 self._compressed = record
-                with suppress(MessageError):  # what is damaged stays as it is
+                with suppress(MessageError):  # a damaged record stays as it is
                     text = expand(record, self._codec)
             self._kept = open_kept(text)
         return self._kept
 
     @property
     def compressed(self) -> bytes:
-        """Its record as scripts see it, where that is compressed, and else empty."""
+        """Its record as scripts see it if that is compressed, otherwise empty."""
         return self._compressed if self.kept else b""
 
     @property
@@ -90,7 +89,7 @@ class Waiting:
 
 
 class Move(NamedTuple):
-    """Another due time for an id: ms since the epoch, or `+` and ms from the server's now.
+    """A new due time for an id: ms since the epoch, or `+` and ms from the server's current time.
 
     `eta` is the same in ISO 8601, for the header; empty leaves the header as it is.
     """
@@ -108,9 +107,9 @@ class Place(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of a backlog, and where the next one begins; None: it was the last.
+    """A page of a backlog, and where the next one begins, or None if it was the last.
 
-    `looked_at` is how many messages were looked at, also those that lack the needle.
+    `looked_at` counts all messages that were looked at, even those without the needle.
     """
 
     waiting: list[Waiting]
@@ -119,7 +118,7 @@ class Page(NamedTuple):
 
 
 class Backlog:
-    """The backlog of one queue. Every change is one script: it happened, or it did not."""
+    """The backlog of one queue. Every change is one script, and so is atomic."""
 
     def __init__(self, store: Store, queue: str) -> None:
         self.store = store
@@ -127,7 +126,7 @@ class Backlog:
         self._keys = store.keys(queue)
 
     def get(self, id: str) -> list[Waiting]:
-        """The messages with a task id, of which there may be several."""
+        """Return the messages with a task id. There may be several."""
         run, keys = self.store.run, self._keys
         numbers = range(2, int(run("HGET", keys.duplicates, id) or 1) + 1)
         members = [id, *(f"{id}\x1f{n}" for n in numbers)]
@@ -144,12 +143,11 @@ class Backlog:
         needle: str = "",
         size: int | None = None,
     ) -> Iterator[list[Waiting]]:
-        """All messages due in `[due_after_ms, due_before_ms)`, by due time, a bounded page a call.
+        """Yield all messages due in `[due_after_ms, due_before_ms)`, by due time, in bounded pages.
 
-        Only those with `needle` in the text of a header, if one is given; compressed messages are
-        all returned, since the server cannot read them. What is scheduled or moved
-        meanwhile may be in a page or not; nothing else is passed over. `size` is how many messages
-        a call looks at.
+        With a `needle`, only those with it in the text of a header, and all compressed messages,
+        since the server cannot read them. A message that is scheduled or moved meanwhile may be
+        missing, but no other. `size` is how many messages a call looks at.
         """
         place: Place | None = None
         while True:
@@ -166,7 +164,7 @@ class Backlog:
         needle: str = "",
         size: int | None = None,
     ) -> Page:
-        """One page, as of `pages`."""
+        """Return one page, like `pages`."""
         more, looked_at, due_ms, last, *found = self.store.ask(
             "page",
             self.queue,
@@ -181,14 +179,15 @@ class Backlog:
         return Page(waiting_in(self.store, self.queue, found), following, looked_at)
 
     def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
-        """Drop the messages with these task ids, some of the ids a call, and return them."""
+        """Drop the messages with these task ids and yield them. Each call takes some of the ids."""
         for part in chunks(list(ids)):
             yield from waiting_in(self.store, self.queue, self._cancel(part, "read"))
 
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
-        """Drop messages; returns how many there were, for each id.
+        """Drop messages. Returns how many there were, for each id.
 
-        An id stands for all messages that share it; with `members`, a `Waiting.member` for one.
+        An id stands for all messages that share it. With `members`, each is a `Waiting.member`,
+        which stands for one.
         """
         how = "one" if members else "all"
         counts: list[int] = []
@@ -200,9 +199,9 @@ class Backlog:
         return self.store.ask("cancel", self.queue, how=how, ids=ids)
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
-        """Give messages another due time; returns how many there were, for each.
+        """Give messages another due time. Returns how many there were, for each move.
 
-        A time that has come makes them ready. `members` is as for `cancel`.
+        A time that has passed makes them ready. `members` is as for `cancel`.
         """
         counts: list[int] = []
         for part in chunks(list(moves)):
@@ -211,15 +210,15 @@ class Backlog:
         return counts
 
     def reschedule_call(self, moves: Sequence[Move], members: bool = False) -> Call:
-        """The script that reschedules and its arguments."""
+        """Return the script that reschedules, and its arguments."""
         entries = [text for move in moves for text in move]
         return self.store.call("reschedule", self.queue, whole=int(not members), entries=entries)
 
     def revise(self, waiting: Waiting, step: int, message: bytes, due_ms: int) -> bool:
         """Give a message another text, priority step and due time.
 
-        A time that has come makes it ready. False: it is not delayed any more, or has been changed
-        since it was read.
+        A time that has passed makes it ready. Returns False if it is no longer delayed, or has been
+        changed since it was read.
         """
         kept = waiting.kept
         read = f"{step_char(kept.step)}{kept.due_ms}".encode() + kept.message
@@ -235,10 +234,10 @@ class Backlog:
         )
 
     def forecast(self, edges_ms: Sequence[int]) -> list[int]:
-        """How many are due before the first edge, from each edge to the next, and after the last.
+        """Count those due before the first edge, from each edge to the next, and after the last.
 
-        Counted from the partition index: what it costs grows with the number of partitions before
-        the last edge.
+        Counts with the partition index: the cost grows with the number of partitions before the
+        last edge.
         """
         if len(edges_ms) > CALL_LIMIT or list(edges_ms) != sorted(edges_ms):
             raise ValueError(f"a forecast takes at most {CALL_LIMIT} edges, in ascending order")
@@ -257,7 +256,7 @@ class Backlog:
         return counts
 
     def _waiting_between(self, edges_ms: Sequence[int]) -> list[int]:
-        """The same of those that wait at the gate, which are in no partition."""
+        """Count the messages that wait at the gate in the same way. They are in no partition."""
         run, key = self.store.run, self._keys.waiting
         if not run("EXISTS", key):
             return [0] * (len(edges_ms) + 1)
@@ -265,14 +264,15 @@ class Backlog:
         return [run("ZCOUNT", key, low, f"({high}") for low, high in bounds]
 
     def reason(self, member: str) -> str | None:
-        """Why a due message waits at the gate; None: it does not."""
+        """Return why a due message waits at the gate, or None if it does not."""
         return reasons(self.store, [(self.queue, member)])[0]
 
 
 def reasons(store: Store, members: Sequence[tuple[str, str]]) -> list[str | None]:
-    """Why each of some messages waits at the gate of its queue, asked in one go; None: it does not.
+    """Return why each message waits at the gate of its queue, or None if it does not.
 
-    A message is its queue and its name in the backlog.
+    Each of `members` is a queue and the name of a message in its backlog. All are asked for
+    together.
     """
     names = [(queue, member.encode(errors="surrogateescape")) for queue, member in members]
     scores = store.run.many([("ZSCORE", store.keys(queue).waiting, name) for queue, name in names])
@@ -289,7 +289,7 @@ def _reason(store: Store, queue: str, name: bytes) -> str:
 
 
 def waiting_in(store: Store, queue: str, answer: Sequence[bytes]) -> list[Waiting]:
-    """The messages that a script has returned, each behind its name."""
+    """Return the messages in a script's answer, where each follows its name."""
     return [
         waiting_of(store, queue, member.decode(errors="surrogateescape"), record)
         for member, record in zip(answer[::2], answer[1::2], strict=True)
@@ -297,7 +297,7 @@ def waiting_in(store: Store, queue: str, answer: Sequence[bytes]) -> list[Waitin
 
 
 def waiting_of(store: Store, queue: str, member: str, record: bytes) -> Waiting:
-    """A message as the backlog has it. Raises CompressionError, MessageError."""
+    """Return a message, given its record in the backlog. Raises CompressionError, MessageError."""
     seen = glance(record)
     if seen is not None:
         codec = store.dictionaries.codec(queue, seen.version) if seen.version else None
@@ -320,21 +320,21 @@ def _opened(queue: str, member: str, text: bytes) -> Kept:
 
 
 def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
-    """Keys that begin with a prefix and go on as a pattern of SCAN says, some more than once."""
+    """Yield keys that consist of a prefix and a match of a SCAN pattern, some more than once."""
     for server in store.run.everywhere():
         yield from keys_like(server, literal(prefix) + pattern, PAGE_SIZE)
 
 
 def queues(store: Store) -> set[str]:
-    """The queues that have messages, dead letters, consumers, events or outcomes.
+    """Return the queues that have messages, dead letters, consumers, events or outcomes.
 
-    They are found by looking at the names of all keys; a ready list's is like any other.
+    Scans the names of all keys. A ready list alone does not count: its name could be any.
     """
     return {queue for queue in queues_with(store, _KINDS, "*") if not is_pool(queue)}
 
 
 def queues_with(store: Store, kinds: str, pattern: str = "") -> set[str]:
-    """The queues that have keys of some kinds, which a pattern of SCAN finds if one does."""
+    """Return the queues that have keys of some kinds. `pattern` finds them with SCAN, if given."""
     prefix = store.keys("").prefix
     known = re.compile(re.escape(prefix) + r"\{(.+)\}:" + kinds, re.DOTALL)
     keys = (

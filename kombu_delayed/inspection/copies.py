@@ -22,8 +22,8 @@ logger = get_logger(__name__)
 class Copies:
     """The backlogs of all shards of one queue. An id stands for all its messages in all of them.
 
-    All shards are asked at once, in one round trip to each node. Where one cannot be reached, an
-    id that was found in none of the others raises the error.
+    All shards are asked at once, in one round trip to each node. If one cannot be reached, its
+    error is raised unless each id was found in another one.
     """
 
     def __init__(self, store: Store, shards: Sequence[str]) -> None:
@@ -31,7 +31,7 @@ class Copies:
         self._backlogs = [Backlog(store, shard) for shard in shards]
 
     def cancel(self, ids: Sequence[str]) -> list[int]:
-        """Drop messages; returns how many there were, for each id."""
+        """Drop messages. Returns how many there were, for each id."""
         if len(self._backlogs) == 1:
             return self._backlogs[0].cancel(ids)
         counts: list[int] = []
@@ -41,7 +41,7 @@ class Copies:
         return counts
 
     def reschedule(self, moves: Sequence[Move]) -> list[int]:
-        """Give messages another due time; returns how many there were, for each."""
+        """Give messages another due time. Returns how many there were, for each move."""
         if len(self._backlogs) == 1:
             return self._backlogs[0].reschedule(moves)
         counts: list[int] = []
@@ -74,7 +74,7 @@ class Copies:
         return found
 
     def _ask(self, calls: Sequence[Call]) -> tuple[list[Any], Exception | None]:
-        """What each shard answers; None, and the error, where its node cannot be reached."""
+        """Return each shard's answer, None if its node cannot be reached, and that error."""
         answers = self._store.together(calls)
         failed = next((each for each in answers if isinstance(each, Exception)), None)
         if failed is not None and not isinstance(failed, UNREACHABLE):

@@ -1,4 +1,4 @@
-"""Dead letters of a connection's queues: look at them, give them another try, drop them."""
+"""The dead letters of a connection's queues: list, replay and purge them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class DeadLetters:
                 yield shard, given
 
     def _pages_of(self, shard: str) -> Iterator[tuple[str, list[str]]]:
-        """As many as there are now: what fails again and again is replayed once."""
+        """Yield pages of as many letters as there are now, so one that fails again comes once."""
         dead, after = self._store.dead, None
         left = dead.count(shard)
         while left > 0 and (page := dead.page(shard, after, min(left, CALL_LIMIT))):

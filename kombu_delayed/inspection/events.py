@@ -1,6 +1,6 @@
 """Reads lifecycle events of messages from the streams that the moves write.
 
-Each queue has one, capped at the transport option `delayed_events`. docs/events.md is its format.
+Each queue has one, capped at the transport option `delayed_events`. docs/events.md has the format.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["EVENTS", "VERSION", "Event", "merged", "newest", "pages", "read"]
 #: The version of the format that this module reads and the scripts write.
 VERSION = 2
 
-#: That of an entry with all that one call of a job has done.
+#: The version of an entry with all events of one call of a job.
 JOB_VERSION = 3
 
-#: So many members an event has, the last one, its reason, only where there is one; versions of the
-#: package may append others.
+#: How many members an event has. The last one, its reason, may be missing. Other versions of the
+#: package may append more.
 FACTS = 8
 
 EVENTS = (
@@ -43,12 +43,12 @@ EVENTS = (
     "replayed",
 )
 
-#: A stream to which nothing was added for so long goes; as include/events.lua has it.
+#: How long a stream stays after its last event. The same as in include/events.lua.
 KEPT_MS = 7 * 86_400_000
 
 PAGE_SIZE = 1_000
 
-#: So many entries are read at a time, as one of a job may have 250 events.
+#: How many entries are read at a time, as one of a job may have 250 events.
 ENTRIES_AT_ONCE = 250
 
 
@@ -73,7 +73,7 @@ class Event:
     shard: int = 0
     #: Why it waits, was dropped or was buried; empty where there is none.
     reason: str = ""
-    #: The job that did it; empty for what was no job.
+    #: The job that did it; empty if it was no job.
     job: str = ""
 
     @property
@@ -104,10 +104,10 @@ class Event:
 
 
 def told(queue: str, entry: Sequence[Any]) -> list[list[Any]]:
-    """What an entry of a stream says, of one message or of those of a job's call: stream id, event,
-    id, task, tenant, due_ms, consumer, deliveries, reason and job.
+    """Return the events in an entry of a stream: one, or those of a job's call. Each has stream id,
+    event, id, task, tenant, due_ms, consumer, deliveries, reason and job.
 
-    Raises DelayedError for a version that is not known here.
+    Raises DelayedError for an unknown version.
     """
     stream_id, flat = entry
     fields = dict(zip(flat[::2], flat[1::2], strict=True))
@@ -140,7 +140,7 @@ def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> 
 def _entries(
     store: Store, queue: str, command: str, start: str, stop: str, count: int
 ) -> Iterator[list[Event]]:
-    """The events of one entry after the other, until there are so many."""
+    """Yield the events of one entry after the other, until there are `count` or more."""
     while count > 0:
         size = min(count, ENTRIES_AT_ONCE)
         page = store.run(command, store.keys(queue).events, start, stop, "COUNT", size)
@@ -184,7 +184,7 @@ def merged(
 
 
 def _order_of(stream_id: str) -> tuple[int, ...]:
-    """A stream id that can be compared."""
+    """Return a stream id in a form that can be compared."""
     return tuple(map(int, stream_id.split("-")))
 
 

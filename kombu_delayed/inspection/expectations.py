@@ -1,7 +1,7 @@
-"""Messages that wait for an answer, and answers that come before them or too late.
+"""Messages that wait for an answer, and answers that arrive before them or too late.
 
 A message that waits is a delayed one, due at its timeout, with its name as unique key. An answer
-makes it ready with the answer in it, so that what a consumer gets is decided by one move.
+is put into it and makes it ready, so that one move decides what a consumer gets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..message.envelope import open_kept
 from ..store.store import Entry, Store
 from .backlog import Waiting
 
-#: Notes that one call reads.
+#: How many notes one call reads.
 PAGE_SIZE = 1_000
 
 #: The header that is null in a message without an answer.
@@ -24,7 +24,7 @@ ANSWER_HEADER = "delayed_answer"
 
 
 class Reply(NamedTuple):
-    """What a move says, and the id of the message that it is about, or ""."""
+    """The outcome of a move, and the id of the message that it is about, or ""."""
 
     said: str
     id: str
@@ -32,7 +32,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, as JSON text, with an id of its own by which it is known again.
+    """An answer as JSON text, with its own id, by which a repeated answer is recognized.
 
     `state` is "answered" or "failed".
     """
@@ -44,16 +44,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Early:
-    """What becomes of an answer whose question has yet to come: kept so long (0: not), so many."""
+    """How long an answer is kept that arrives too early (0: not at all), and how many are."""
 
     kept_ms: int
     limit: int
 
 
 class Settled(NamedTuple):
-    """Whether anything may follow from a message; False: it is a copy of one that has ended.
+    """Whether a message may have effects; False: it is a copy of one that has ended.
 
-    `answer` came when its time was over, and before that was settled.
+    `answer` arrived after the timeout, but before the timeout was settled.
     """
 
     may_follow: bool
@@ -61,11 +61,11 @@ class Settled(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What is kept of a name. Times are ms since the epoch.
+    """What is kept under a name. Times are ms since the epoch.
 
     `state` is "early" (an answer without a question), "open", "answered", "failed", "timed_out" or
-    "cancelled"; `id` that of the message, "" for "early". It is so since `at_ms`. `due_ms` is the
-    timeout of what is open. A consumer has "open" ones without `is_waiting` that are due.
+    "cancelled", since `at_ms`. `id` is that of the message, "" if "early". `due_ms` is the timeout
+    of an "open" one. If that is due and not `is_waiting`, a consumer has it.
     """
 
     name: str
@@ -78,9 +78,9 @@ class Note(NamedTuple):
 
 
 class Correlation:
-    """What is expected in one queue. Every change is one script, and twice is safe.
+    """The expectations of one queue. Every change is one script, and idempotent.
 
-    `kept_ms` says for each how long it is known afterwards how it ended.
+    `kept_ms` is how long the end of an expectation is remembered.
     """
 
     def __init__(self, store: Store, queue: str) -> None:
@@ -89,11 +89,11 @@ class Correlation:
         self._keys = store.keys(queue)
 
     def expect(self, name: str, entry: Entry, timeout_ms: int, kept_ms: int) -> Reply:
-        """Let a message, whose header `delayed_answer` is null, wait for an answer.
+        """Make a message, whose header `delayed_answer` is null, wait for an answer.
 
-        Says "open"; "answered" or "failed" where the answer was there, which makes the message
-        ready; "refused" where another one is open under the name, whose id it gives; or how this
-        very id has ended.
+        Returns "open"; "answered" or "failed" if the answer was already there, which makes the
+        message ready; "refused" and the id of another message if that is open under the name; or
+        how this very id has ended.
         """
         move, given = self.store.call(
             "expect",
@@ -107,11 +107,11 @@ class Correlation:
         return _reply(move(self.store.send, **given))
 
     def respond(self, name: str, answer: Answer, kept_ms: int, early: Early) -> Reply:
-        """Give what is expected under a name its answer.
+        """Answer the expectation with a name.
 
-        Says "accepted"; "early" where nobody expects it yet and it is kept; "unknown" or "full"
-        where it is not; "late" where another answer or the timeout was first. The same answer is
-        told the same again.
+        Returns "accepted"; "early" if it is not expected yet and is kept; "unknown" or "full" if it
+        is not kept; "late" if another answer or the timeout was first. A repeated answer gets the
+        same reply again.
         """
         move, given = self.store.call(
             "respond",
@@ -127,9 +127,9 @@ class Correlation:
         return _reply(move(self.store.send, **given))
 
     def settle(self, name: str, id: str, state: str, kept_ms: int) -> Settled:
-        """Note how a message has ended, before anything follows from it.
+        """Record how a message has ended, before anything follows from it.
 
-        Waits for the replicas: what followed would be there after a failover, and the note not.
+        Waits for the replicas: otherwise a failover might keep the effects but not the note.
         """
         move, given = self.store.call(
             "settle", self.queue, name=name, id=id, state=state, kept_ms=kept_ms
@@ -138,21 +138,21 @@ class Correlation:
         return Settled(bool(found), json.loads(found) if isinstance(found, bytes) else None)
 
     def cancel(self, name: str, kept_ms: int) -> Waiting | None:
-        """Expect nothing any more; returns the message that waited, or None."""
+        """Cancel an expectation. Returns the message that waited, or None."""
         found = self.store.ask("cancel_expected", self.queue, name=name, kept_ms=kept_ms)
         if not found:
             return None
         return Waiting(found[0].decode(errors="surrogateescape"), open_kept(found[1]))
 
     def get(self, name: str) -> Note | None:
-        """What is known of a name."""
+        """Return what is known of a name, or None."""
         keys, run = self._keys, self.store.run
         note = run("HGET", keys.expectations, name)
         early = None if note else run("HGET", keys.answers, name)
         return next(self._notes([(name, note or early)], is_early=not note), None)
 
     def pages(self) -> Iterator[list[Note]]:
-        """All that is kept, in bounded pages and in no order."""
+        """Yield all notes, in bounded pages and in no order."""
         keys = self._keys
         for key, is_early in ((keys.expectations, False), (keys.answers, True)):
             for page in hash_pages(self.store.run, key, PAGE_SIZE):
@@ -177,7 +177,7 @@ class Correlation:
             )
 
     def _due_times(self, ids: list[str]) -> dict[str, int]:
-        """Of the messages with these ids that are delayed."""
+        """Return the due times of those messages with these ids that are delayed."""
         if not ids:
             return {}
         records = self.store.records(self.queue, ids)
@@ -189,7 +189,7 @@ class Correlation:
 
 
 def _read(text: bytes | None) -> dict[str, Any] | None:
-    """A note; None: there is none, or it is damaged, which the doctor finds."""
+    """Return a note, or None if there is none or it is damaged, which the doctor finds."""
     try:
         found = json.loads(text or b"")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Who waits at the gate of a queue, and what is in use there: read in bounded calls."""
+"""Reads which messages wait at the gate of a queue, and what is in use there, in bounded calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..connection.commands import hash_pages, pairs, scored
 from ..message.ticket import Use, plain, slot_name
 from ..store.store import Store, chunks
 
-#: Lanes and limits that one call looks at, and lanes of which few are meant.
+#: How many lanes and limits one call looks at, and how many lanes if few of them match a pattern.
 PAGE_SIZE, FEW_SIZE = 250, 2_000
 
 _LANE = re.compile(r"-?\d+\|[^|*]*\*\d+\.?\d*(?:\||$)")
@@ -19,9 +19,9 @@ _USE = re.compile(r"\|(!?)([^|*]+)\*(\d+)")
 
 
 class Lane(NamedTuple):
-    """A line of messages, and the limit that it waits for, as slots name it; "": for its turn.
+    """A line of messages, and the limit it waits for, named as in slots; "" if for its turn.
 
-    Times are ms since the epoch. `size` may have messages that were cancelled since they came.
+    Times are ms since the epoch. `size` may include messages that have been cancelled since.
     """
 
     name: str
@@ -31,39 +31,39 @@ class Lane(NamedTuple):
 
     @property
     def turn(self) -> tuple[str, float]:
-        """The key with which it has its turns, and the weight of that."""
+        """The key with which it takes turns, and the key's weight."""
         key, _, weight = self.name.split("|", 2)[1].partition("*")
         return _text(key), float(weight)
 
     @property
     def uses(self) -> list[Use]:
-        """The room that each message takes."""
+        """The capacity that each message uses."""
         _, _, *rest = self.name.split("|", 2)
         found = _USE.findall(f"|{rest[0]}") if rest else []
         return [Use(*parts_of(use), int(cost), bool(passes)) for passes, use, cost in found]
 
 
 class Room(NamedTuple):
-    """How much of a limit and a key is in use, and until when its tokens are spent, in ms."""
+    """How much of a limit with a key is in use, and until when its tokens are spent, in ms."""
 
     slots: int
     until_ms: float
 
 
 def of_key(key: str) -> str:
-    """A pattern of the lanes that turns or a limit know by a key."""
+    """Return a pattern of the lanes that have a key for their turns or for a limit."""
     return f"*[|:]{plain(key)}\\**"
 
 
 def of_slot(slot: str) -> str:
-    """A pattern of the lanes that take room in what slots name so."""
+    """Return a pattern of the lanes that use the limit and key with this name in slots."""
     return f"*[|!]{slot}\\**"
 
 
 def lanes(store: Store, queue: str, pattern: str = "") -> Iterator[list[Lane]]:
-    """The lanes of a queue with messages, a page a call; one may come twice.
+    """Yield the lanes of a queue that have messages, a page per call. A lane may come twice.
 
-    With a `pattern`, those that it means.
+    With a `pattern`, only those that match it.
     """
     size = FEW_SIZE if pattern else PAGE_SIZE
     for page in store.in_pages("lanes", queue, count=size, pattern=pattern or "*"):
@@ -79,7 +79,7 @@ def _lane(name: bytes, limit: bytes, size: int, due_ms: bytes) -> Lane | None:
 
 
 def first_ids(store: Store, queue: str, names: Iterable[str], count: int) -> list[str]:
-    """The first messages of some lanes, who is due first in front, as the backlog names them."""
+    """Return the first messages of some lanes, by due time, with their names in the backlog."""
     found: list[tuple[float, bytes]] = []
     for name in names:
         line = f"{store.keys(queue).gate}lane:{name}"
@@ -89,13 +89,13 @@ def first_ids(store: Store, queue: str, names: Iterable[str], count: int) -> lis
 
 
 def parts_of(slot: str) -> tuple[str, str]:
-    """Limit and key of what slots name; a long key is its digest."""
+    """Return the limit and the key of a name in slots. A long key is given as its digest."""
     limit, _, key = slot.partition(":")
     return _text(limit), _text(key)
 
 
 def known_as(name: str) -> str:
-    """A name or a key as it is read back here: a long one is its digest."""
+    """Return a name or a key as it is read back here: a long one as its digest."""
     return parts_of(slot_name(name))[0]
 
 
@@ -104,21 +104,21 @@ def _text(part: str) -> str:
 
 
 def waiting_count(store: Store, queue: str) -> int:
-    """How many messages wait at the gate of a queue."""
+    """Return how many messages wait at the gate of a queue."""
     count: int = store.run("ZCARD", store.keys(queue).waiting)
     return count
 
 
 def slots_in_use(store: Store, queue: str) -> dict[str, int]:
-    """The slots in use in a queue, by limit and key as tickets name them."""
+    """Return the slots in use in a queue, by limit and key as named in tickets."""
     found = store.run("HGETALL", store.keys(queue).gate + "slots")
     return {name.decode(): int(count) for name, count in pairs(found)}
 
 
 class Holder(NamedTuple):
-    """A message that has slots at a gate: by its consumer, since a time in ms.
+    """A message that occupies slots at a gate, its consumer, and since when, in ms.
 
-    Without id and time where that is not written down. `slots` is as tickets name them.
+    Id and time are empty if they were not recorded. `slots` are named as in tickets.
     """
 
     consumer: str
@@ -128,7 +128,7 @@ class Holder(NamedTuple):
 
 
 def holders(store: Store, queue: str, limit: int) -> list[Holder]:
-    """The messages that have slots at the gate of a queue, so many at the most."""
+    """Return the messages that occupy slots at the gate of a queue, at most `limit`."""
     found = store.ask("running", queue, limit=limit)
     texts = [each.decode(errors="replace") for each in found]
     return [_holder(*each) for each in zip(texts[::2], texts[1::2], strict=True)]
@@ -142,13 +142,13 @@ def _holder(consumer: str, text: str) -> Holder:
 
 
 def slots(store: Store, queue: str) -> Iterator[dict[str, int]]:
-    """How much of each limit and key is in use, as slots name them, a page a call."""
+    """Yield how much of each limit and key is in use, named as in slots, a page per call."""
     for page in hash_pages(store.run, store.keys(queue).gate + "slots", PAGE_SIZE):
         yield {name.decode(errors="replace"): int(count) for name, count in page}
 
 
 def room(store: Store, queue: str, limits: Iterable[str]) -> tuple[int, dict[str, Room]]:
-    """The server's time in ms, and what is in use of some limits, as slots name them."""
+    """Return the server's time in ms, and how much of some limits is in use, named as in slots."""
     now_ms, found = 0, dict[str, Room]()
     for part in chunks(list(limits)):
         now_ms, *answer = store.ask("room", queue, limits=part)
@@ -158,12 +158,12 @@ def room(store: Store, queue: str, limits: Iterable[str]) -> tuple[int, dict[str
 
 
 def server_ms(store: Store, queue: str) -> int:
-    """The current time in ms by the clock of the queue's server."""
+    """Return the current time in ms by the clock of the queue's server."""
     return int(store.ask("room", queue, limits=[])[0])
 
 
 def turns(store: Store, queue: str, keys: Sequence[str]) -> dict[str, int]:
-    """How many keys have their turns before each of these; those that have none are left out."""
+    """Return how many keys have their turn before each of these, if it has turns."""
     found: dict[str, int] = {}
     for part in chunks(keys):
         ranks = store.ask("turns", queue, keys=[plain(key) for key in part])

@@ -1,4 +1,4 @@
-"""Finds a message by its id, in whatever state it is."""
+"""Finds a message by its id, in any state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..store.keys import QueueKeys
 from ..store.store import Store
 from .backlog import Backlog, Waiting, reasons, waiting_of
 
-#: Messages that one call looks at.
+#: How many messages one call looks at.
 PAGE_SIZE = 1_000
 
 Progress = Callable[[int], None]
@@ -27,8 +27,8 @@ class Found:
     """A message, where it is, and what is known of it there.
 
     `state` is "delayed", "waiting" (due, at the gate), "ready", "unacked" or "dead". `due_ms` is
-    None for what was never delayed, `at_ms` the time of burial. `deliveries` is how often a dead
-    one was delivered in vain, None for others, whose messages say it.
+    None if it was never delayed, `at_ms` is the time of burial. `deliveries` counts how often a
+    dead letter was delivered in vain. It is None for others, whose messages contain it.
     """
 
     state: str
@@ -43,7 +43,7 @@ class Found:
 
 
 def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
-    """The messages with this id that are delayed or dead: these are kept by their ids."""
+    """Yield the messages with this id that are delayed or dead, which are stored by id."""
     backlog = Backlog(store, queue)
     for waiting in backlog.get(id):
         yield _waiting(queue, waiting, backlog.reason(waiting.member))
@@ -61,7 +61,7 @@ def lookup_by_id(store: Store, queue: str, id: str) -> Iterator[Found]:
 
 
 def kept_calls(store: Store, ids: Mapping[str, Sequence[str]]) -> list[Call]:
-    """The scripts that ask queues for delayed and dead messages with some ids each."""
+    """Return the scripts that ask each queue for delayed and dead messages with some ids."""
     return [
         store.call("records", queue, hash=hash, fields=names)
         for queue, names in ids.items()
@@ -72,7 +72,7 @@ def kept_calls(store: Store, ids: Mapping[str, Sequence[str]]) -> list[Call]:
 def kept_in(
     store: Store, ids: Mapping[str, Sequence[str]], answers: Sequence[Any]
 ) -> dict[tuple[str, str], list[Found]]:
-    """The messages in the answers of these scripts, by queue and id."""
+    """Return the messages in the answers to `kept_calls`, by queue and id."""
     left, found = iter(answers), dict[tuple[str, str], list[Found]]()
     waiting: list[Waiting] = []
     for queue, names in ids.items():
@@ -80,7 +80,7 @@ def kept_in(
         for id, kept, *others in zip(names, *columns, strict=True):
             if any(others):
                 found[queue, id] = [*lookup_by_id(store, queue, id)]
-            elif kept:  # as most: the only one with its id
+            elif kept:  # the usual case: the only one with its id
                 found[queue, id] = []
                 waiting.append(waiting_of(store, queue, id, kept))
     alone = [key for key, messages in found.items() if not messages]
@@ -103,9 +103,9 @@ def _waiting(queue: str, waiting: Waiting, reason: str | None) -> Found:
 def lookup_by_reading(
     store: Store, queue: str, id: str, progress: Progress = lambda count: None
 ) -> Iterator[Found]:
-    """The messages with this id that are ready or unacked: all of them are read, page by page.
+    """Yield the messages with this id that are ready or unacked, by reading all, page by page.
 
-    In this order, which is their way: one that is delivered meanwhile is met at least once.
+    Ready ones are read first, so that one which is delivered meanwhile is met at least once.
     `progress` is called with the number of messages that were read.
     """
     for state, step, message, consumer in _held(store, queue, progress):
@@ -115,14 +115,14 @@ def lookup_by_reading(
 
 
 def held_ids(store: Store, queue: str) -> Iterator[str]:
-    """The ids of all messages that are ready or unacked, read as by `lookup_by_reading`."""
+    """Yield the ids of all messages that are ready or unacked, read like `lookup_by_reading`."""
     for _, _, message, _ in _held(store, queue, lambda count: None):
         with suppress(MessageError):
             yield open_envelope(message, 0).id
 
 
 def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, int, bytes, str]]:
-    """State, step, message and consumer of each."""
+    """Yield the state, step, message and consumer of each."""
     keys = store.keys(queue)
     for key, step in zip(keys.ready, keys.steps, strict=True):
         for page in _pages(store, key):
@@ -138,7 +138,7 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
 
 
 def _pages(store: Store, key: str) -> Iterator[list[bytes]]:
-    # Towards the head: what comes meanwhile moves the others on, never past this reader.
+    # From the left, where messages are added: that moves the others on, never past this reader.
     start = 0
     while page := store.run("LRANGE", key, start, start + PAGE_SIZE - 1):
         yield page

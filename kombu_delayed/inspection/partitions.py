@@ -19,7 +19,7 @@ class Partition:
 
 
 def partitions(store: Store, queue: str, start: int = 0) -> Iterator[Partition]:
-    """The partitions of a queue in the order of their bounds, from the `start`th on."""
+    """Yield the partitions of a queue in the order of their bounds, from number `start` on."""
     keys = store.keys(queue)
     while True:
         stop = start + CALL_LIMIT - 1
@@ -33,6 +33,6 @@ def partitions(store: Store, queue: str, start: int = 0) -> Iterator[Partition]:
 
 
 def partition_count(store: Store, queue: str) -> int:
-    """How many partitions a queue's backlog has."""
+    """Return how many partitions a queue's backlog has."""
     count: int = store.run("ZCARD", store.keys(queue).partitions)
     return count

@@ -1,4 +1,4 @@
-"""Where the messages of a backup belong, whatever shards there were when it was made."""
+"""Finds the shards for the messages of a backup, which may have been made with other shards."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable, Iterator
 from ..message.envelope import unique_key
 from ..store.store import Store
 
-#: Ids that one call looks for.
+#: How many ids one call looks for.
 LOOK_LIMIT = 100
 
-#: Member, record and, of a dead letter, its note.
+#: Member, record and, for a dead letter, its note.
 Item = tuple[bytes, ...]
 
 
 def by_shard(
     store: Store, queue: str, items: Iterable[Item]
 ) -> Iterator[tuple[str, list[Item], list[Item]]]:
-    """Items by the shard that they go to, and those that another shard has already."""
+    """Yield each shard, the items that go to it, and those that another shard already has."""
     shards = store.shards.all(queue)
     if len(shards) == 1:
         yield queue, [*items], []
@@ -33,7 +33,10 @@ def by_shard(
 
 
 def with_noted(items: Iterable[Item], there: Iterable[Item]) -> list[Item]:
-    """What goes to a shard, and by name what another one has: it may have run by the next time."""
+    """Return the items for a shard, and only the names of those that another shard has.
+
+    Those may have run by the next time, so the shard records their names.
+    """
     return [*items, *((member, b"") for member, _ in there)]
 
 

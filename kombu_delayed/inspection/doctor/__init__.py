@@ -1,7 +1,7 @@
-"""Looks for what contradicts itself in a queue's keys, and puts it right.
+"""Finds and repairs inconsistent keys of a queue.
 
-All is read in bounded pages beside running producers and consumers. What looks wrong in a page is
-looked at once more by the script that repairs it, so that nothing is called wrong for having moved.
+Keys are read in bounded pages while producers and consumers run. The script that repairs something
+checks it again, so that a message that has only moved since it was read counts as no fault.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def examine_queue(
     progress: Progress = lambda count: None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> list[Finding]:
-    """All kinds of faults that a queue has; with `fix` it repairs them in the same pass.
+    """Return all kinds of faults of a queue. With `fix`, repair them in the same pass.
 
     `progress` is called with the number of messages that were looked at.
     """
     case = Examination(store, queue, fix, progress)
     Messages(case).examine()
-    # After the messages: who is told of them depends on where they are.
+    # After the messages: which consumers must be told depends on where the messages are.
     Consumers(case, patience_seconds).examine()
     return list(case.found.values())

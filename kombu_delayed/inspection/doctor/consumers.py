@@ -1,4 +1,4 @@
-"""Examines who consumes: their leases, their slots at the gate, and whether they are told."""
+"""Examines consumers: their leases, their slots at the gate, and their wake tokens."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Consumers:
         self._patience_seconds = patience_seconds
 
     def examine(self) -> None:
-        """Look at all of them."""
+        """Examine all of them."""
         self._leases()
         self._gate()
         self._other_steps()
         if (pause := self._store.pauses.of(self._queue)) is not None:
             why = f": {pause.why}" if pause.why else ""
             self._case.add("paused", f"by {pause.by}{why}")
-            return  # nobody need be told of what nobody may claim
+            return  # no consumer need be told of what none may claim
         self._wake()
         self._tokens()
 
@@ -49,12 +49,12 @@ class Consumers:
         prefix = self._keys.unacked("")
         for key in scan(self._store, prefix):
             name = key[len(prefix.encode()) :].decode(errors="surrogateescape")
-            # It may have come since.
+            # It may have registered since.
             if name not in registered and not self._is_registered(name):
                 self._reclaim("unregistered", name, self._store.run("HLEN", key))
 
     def _other_steps(self) -> None:
-        """What other producers sent with priority steps that nobody here looks at."""
+        """Report messages with priority steps of other producers, which no consumer reads here."""
         run, known = self._store.run, self._keys.priority_steps
         lists = {n: self._keys.ready_list(n) for n in range(HIGHEST_STEP + 1) if n not in known}
         if lists and run("EXISTS", *lists.values()):
@@ -63,7 +63,10 @@ class Consumers:
                     self._case.add("step", f"step {step}: {count} ready", fixed=False)
 
     def _silent(self, consumers: Collection[str]) -> list[str]:
-        """Those that renew no lease for as long as it is: the server's clock may have been set."""
+        """Return those that do not renew a lease for its whole length.
+
+        A lease may also look expired because the server's clock was set.
+        """
         ends = {name: self._end_of(name) for name in consumers}
         seconds = [silence_seconds(name) for name in consumers]
         deadline = time.monotonic() + max(seconds, default=0.0)
@@ -86,7 +89,7 @@ class Consumers:
             self._store.leases.reclaim(self._queue, consumer)
 
     def _is_another_server(self) -> bool:
-        """Consumers had no chance yet to renew their leases since a restart or a failover."""
+        """Return whether leases are from before a restart or failover and not renewed since."""
         granted_by: bytes | None = self._store.run("GET", self._keys.granted_by)
         if granted_by is None or self._store.now:
             return False
@@ -94,7 +97,7 @@ class Consumers:
         return b"run_id:" in info and b"run_id:" + granted_by not in info
 
     def _gate(self) -> None:
-        """After the leases: who had slots and is dead has none then."""
+        """Examine slots, after the leases: by then dead consumers have lost theirs."""
         keys, run = self._keys, self._store.run
         prefix = keys.slots("")
         for key in scan(self._store, prefix):
@@ -106,7 +109,7 @@ class Consumers:
         self._case.sweep("repair_gate")
 
     def _wake(self) -> None:
-        """Looks several times where a consumer may have a token in its hands."""
+        """Look for missing tokens, several times if a consumer may be holding one."""
         deadline = time.monotonic() + self._patience_seconds
         while True:
             silent, watched = self._silence()
@@ -120,7 +123,7 @@ class Consumers:
             self._store.claimable.announce(self._queue)
 
     def _tokens(self) -> None:
-        """Who holds nothing waits for tokens, so that one which stays has nobody who listens."""
+        """Report idle consumers that take no token, although idle consumers wait for one."""
         consumers = self._deaf()
         if not consumers:
             return
@@ -132,7 +135,7 @@ class Consumers:
             self._case.add("untaken", name, fixed=name not in still)
 
     def _deaf(self) -> set[str]:
-        """Idle consumers beside which a token stays for longer than it takes them to meet."""
+        """Return the idle consumers if a token stays for longer than they take to notice it."""
         idle, tokens = self._idle(), self._tokens_now()
         deadline = time.monotonic() + self._patience_seconds
         while idle and tokens and time.monotonic() < deadline:
@@ -145,18 +148,18 @@ class Consumers:
         return {name for name, left_ms, unacked in consumers if left_ms > 0 and not unacked}
 
     def _tokens_now(self) -> set[tuple[Any, Any]]:
-        """Each with when to claim; who waits for one, on a Cluster, has a higher score."""
+        """Return each with its time to claim. Waiting consumers, on a Cluster, score higher."""
         found = self._store.run("ZRANGEBYSCORE", self._keys.wake, "-inf", NEVER_MS, "WITHSCORES")
         return {*scored(found)}
 
     def _silence(self) -> tuple[str, bool]:
-        """What nobody has been told of (or empty), and whether somebody consumes."""
+        """Return what no consumer was told of (or empty), and whether there is a live consumer."""
         keys, run = self._keys, self._store.run
         size = self._store.size(self._queue)
-        # Moves put message and token at once, so who looks at messages first misses none.
+        # A move adds message and token at once, so looking at messages first misses none.
         tokens = {name for name, _ in self._tokens_now()}
         holder = (run("GET", keys.armed) or b"").partition(b" ")[2].decode(errors="replace")
-        holder = holder.removesuffix("*")  # it has passed the promise on, and looks after it
+        holder = holder.removesuffix("*")  # it has passed on the promise, and watches it
         consumers = self._store.leases.consumers(self._queue)
         living = {name for name, left_ms, _ in consumers if left_ms > 0}
         missing = []

@@ -1,4 +1,4 @@
-"""One queue under examination, and what was found in it."""
+"""The examination of one queue, and its findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...connection.commands import pairs
 from ...store.store import Store
 from .faults import Finding
 
-#: Messages that one call looks at, and about how much it reads of them.
+#: How many messages one call looks at, and about how many bytes of them.
 PAGE_SIZE = 200
 PAGE_BYTES = 1_000_000
 
@@ -17,7 +17,7 @@ Progress = Callable[[int], None]
 
 
 class Examination:
-    """What all parts of it share; with `fix` they repair what they find."""
+    """The state that all its parts share. With `fix` they repair what they find."""
 
     def __init__(self, store: Store, queue: str, fix: bool, progress: Progress) -> None:
         self.store = store
@@ -28,7 +28,7 @@ class Examination:
         self.found: dict[str, Finding] = {}
 
     def add(self, kind: str, example: str, *, fixed: bool | None = None) -> None:
-        """Count one more of a kind of fault."""
+        """Count one more fault of a kind."""
         finding = self.found.setdefault(kind, Finding(kind, self.queue))
         finding.add(example, self.fix if fixed is None else fixed)
 
@@ -37,13 +37,13 @@ class Examination:
         return self.store.ask(name, self.queue, **given)
 
     def sweep_parts(self, name: str, parts: Iterable[str], **given: Any) -> None:
-        """As `sweep`, over several keys of which each may miss what another one has."""
+        """Like `sweep`, over several keys, each of which may lack what another one has."""
         seen: set[bytes] = set()
         for part in parts:
             seen = self.sweep(name, seen, part=part, **given)
 
     def sweep(self, name: str, seen: Iterable[bytes] = (), **given: Any) -> set[bytes]:
-        """Look at all of a kind, page by page; returns what was found wrong, now or before."""
+        """Run a script over all entries, page by page. Returns the faulty ones and `seen`."""
         known, cursor, limit = {*seen}, b"0", next_page()
         while True:
             cursor, count, size, *found = self.ask(
@@ -59,10 +59,10 @@ class Examination:
 
 
 def next_page(count: int = 0, size: int = 0) -> int:
-    """How many messages the next call looks at, after one of `count` with `size` bytes."""
+    """Return how many messages the next call looks at, after `count` with `size` bytes."""
     return max(min(PAGE_SIZE, PAGE_BYTES * count // max(size, 1)), 1) if count else PAGE_SIZE
 
 
 def text(name: bytes) -> str:
-    """A name as it is shown."""
+    """Return a name as it is shown."""
     return name.decode(errors="backslashreplace")

@@ -1,10 +1,10 @@
-"""What the doctor may find, and what a repair does about it."""
+"""The faults that the doctor may find, and how they are repaired."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Examples of one kind of fault.
+#: How many examples of one kind of fault are kept.
 EXAMPLES = 3
 
 #: Kind of fault -> what it means, what `fix` does about it.
@@ -67,7 +67,7 @@ KINDS = {
     ),
 }
 
-#: Kinds that moves leave in good order.
+#: Kinds that occur in normal operation.
 HARMLESS = frozenset({"dictionary", "format", "leftover", "past", "paused"})
 
 
@@ -88,16 +88,16 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """What a repair does about it; empty: nothing."""
+        """What a repair does about it; empty if nothing."""
         return KINDS[self.kind][1]
 
     @property
     def is_wrong(self) -> bool:
-        """Whether something of it is left that should not be there."""
+        """Whether faults of this kind are left that should not be there."""
         return self.fixed < self.count and self.kind not in HARMLESS
 
     def add(self, example: str, fixed: bool, count: int = 1) -> None:
-        """Count one more."""
+        """Count `count` more."""
         self.count += count
         self.fixed += count if fixed else 0
         if len(self.examples) < EXAMPLES:

@@ -1,4 +1,4 @@
-"""Examines the backlog, and what is kept beside it."""
+"""Examines the backlog and the keys beside it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ...store.store import CALL_LIMIT, chunks
 from ..backlog import scan
 from .examination import Examination, next_page, text
 
-#: So often the index is repaired in a row until nothing is wrong.
+#: How many passes are made at most to repair the index.
 PASSES = 10
 
 
 class Messages:
-    """The messages of a queue, the index of their due times, and names and notes of them."""
+    """The messages of a queue, the index of their due times, and their names and notes."""
 
     def __init__(self, case: Examination) -> None:
         self._case = case
         self._store, self._keys = case.store, case.keys
-        #: Members with a fault of their entry: the pass over the messages meets them again.
+        #: Members whose entry has a fault, which the pass over the messages meets again.
         self._known: set[bytes] = set()
 
     def examine(self) -> None:
-        """Look at all of it, and at the dead letters and what jobs have noted."""
-        # A partition that splits before all of it is right may put what is wrong behind the reader.
+        """Examine all of it, and the dead letters and the ledgers of jobs."""
+        # A partition that splits before it is repaired may move faults behind the reader.
         for _ in range(PASSES if self._case.fix else 1):
             if not self._index():
                 break
@@ -38,7 +38,7 @@ class Messages:
         self._dictionaries()
 
     def _dictionaries(self) -> None:
-        """Those that are gone, and those of an empty queue that nobody consumes.
+        """Report dictionaries that are gone, and those of an empty queue without consumers.
 
         Consumers of such a queue would have dropped them.
         """
@@ -53,7 +53,7 @@ class Messages:
             dictionaries.forget_unused(queue, 0)
 
     def _index(self) -> int:
-        """Returns how many faults there were."""
+        """Examine the partition index. Returns how many faults there were."""
         faults = 0
         limit, more = next_page(), 1
         place: list[Any] = [b"", b"-inf", -1]
@@ -67,7 +67,7 @@ class Messages:
         return faults
 
     def _strays(self) -> None:
-        """Partitions that the index has forgotten."""
+        """Examine partitions that are missing in the index."""
         prefix = self._keys.delayed
         for key in scan(self._store, prefix):
             name = key[len(prefix.encode()) :]
@@ -78,7 +78,7 @@ class Messages:
             start = 0
             while members := self._store.run("ZRANGE", key, start, start + CALL_LIMIT - 1):
                 faults = self._judge([(name, member) for member in members])
-                # A repair takes members away, so the next ones are in front again.
+                # A repair removes members, so that the next ones move up.
                 start += len(members) - (faults if self._case.fix else 0)
 
     def _messages(self) -> None:
@@ -94,7 +94,7 @@ class Messages:
                 return
 
     def _judge(self, suspects: list[tuple[bytes, bytes]]) -> int:
-        """Repair them where that is wanted; returns how many had a fault."""
+        """Report suspects with a fault, and repair them with `fix`. Returns how many there were."""
         count = 0
         for part in chunks(suspects):
             for (name, member), fault in zip(part, self._repair(part), strict=True):
@@ -111,12 +111,12 @@ class Messages:
         return answer
 
     def _names(self) -> None:
-        """Names that other messages are held off by."""
+        """Examine shared ids and unique keys, which keep other messages out."""
         self._case.sweep("repair_duplicates")
         self._case.sweep_parts("repair_unique", ("unique", "due"))
 
     def _notes(self) -> None:
-        """What is known of expectations, and early answers."""
+        """Examine notes of expectations, and early answers."""
         keys = self._keys
         for notes, until in (
             (keys.expectations, keys.expectations_until),

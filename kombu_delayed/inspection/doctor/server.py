@@ -1,4 +1,4 @@
-"""What the settings and the clock of a server make one fear."""
+"""Examines the settings and the clock of a server, and the format and types of its keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...store.store import Store
 from ...transport.server_checks import inspect, refuse, worries
 from .faults import Finding
 
-#: So far may the server's clock be from this machine's.
+#: How far the server's clock may be from this machine's.
 CLOCK_SKEW_SECONDS = 2.0
 
 
 def examine_format(store: Store) -> Finding | None:
-    """Whether the messages have a format that an upgrade would raise; None: they have the newest.
+    """Return a finding if an upgrade would raise the format; None if it is the newest one.
 
-    Raises FormatError where they have a newer one.
+    Raises FormatError if the messages have a format that is newer than this version.
     """
     if store.format is None:
         return None
@@ -35,10 +35,10 @@ def examine_format(store: Store) -> Finding | None:
 
 
 def upgrade(store: Store, queues: Iterable[str]) -> bool:
-    """Raise the format of a database and give its queues the new one; returns whether it was older.
+    """Raise the format of a database and convert its queues. Returns whether it was older.
 
-    Again, it goes on where it was interrupted. Processes of older versions stop when they notice.
-    Raises FormatError.
+    If it was interrupted, another call continues there. Processes of older versions stop when they
+    notice. Raises FormatError.
     """
     if store.format is None:
         return False
@@ -52,7 +52,7 @@ def upgrade(store: Store, queues: Iterable[str]) -> bool:
 
 
 def examine_types(store: Store, queue: str) -> Finding | None:
-    """Keys of a queue that another program has overwritten: everything else fails at them."""
+    """Report keys of a queue that another program has overwritten: all else fails at them."""
     types, finding = types_of(store.keys(queue)), Finding("foreign", queue)
     answers = store.run.many([("TYPE", key) for key in types])
     for (key, type), found in zip(types.items(), answers, strict=True):
@@ -62,9 +62,9 @@ def examine_types(store: Store, queue: str) -> Finding | None:
 
 
 def examine_server(store: Store) -> Finding | None:
-    """What the server's settings and clock make one fear; None: nothing.
+    """Report risks in the servers' settings and clocks; None if there are none.
 
-    Raises ServerError where they make it unfit.
+    Raises ServerError if a server is unfit.
     """
     texts: list[str] = []
     for server in store.run.everywhere():

@@ -1,8 +1,8 @@
-"""Finds ready messages by their ids at once, by where they have been before.
+"""Finds ready messages by their ids quickly, from where they were seen before.
 
-They are in Kombu's own lists, which know no ids and are shared with the stock transport. Messages
-come to the head of a list and leave it at the tail, so that the place of each is told by how many
-have come since it was met.
+They are in Kombu's own lists, which have no ids and are shared with the stock transport. Messages
+enter a list at its head and leave it at its tail, so that the place of each follows from how many
+have entered since.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from ...store.store import Store
 from ..lookup import Found
 from .lists import Ready, ReadyLists, id_of
 
-#: Ids of so many messages are remembered of one list, and of all; longer lists are read by whoever
-#: looks.
+#: How many messages of one list, and of all, are remembered by id. Longer lists must be read by the
+#: caller.
 MOST, MOST_OF_ALL = 200_000, 1_000_000
 
-#: So many may have come since the last look; after more the list is read until a known one is met.
+#: How many messages may have been added since the last look. After more, the list is read until a
+#: known one is met.
 FRESH = 500
 
-#: Of so many of the newest messages the texts are told, since the newest may be taken out.
+#: How many of the newest messages are known by their texts, since the newest may be taken out.
 RECENT = 50
 
 
@@ -39,7 +40,7 @@ class Placed(NamedTuple):
     ready: Ready
 
     def found(self) -> Found:
-        """The same, for who looks it up."""
+        """Return it as the result of a lookup."""
         step, message = self.ready.step, self.ready.message
         return Found("ready", self.lists.queue, step, message, open_envelope(message, 0).due_ms)
 
@@ -59,7 +60,7 @@ class _Look(NamedTuple):
         return self.lists.ready(self.step, at, text)
 
     def met(self, answer: Sequence[Any], fresh: Mapping[str, Ready]) -> dict[str, Ready]:
-        """Its messages in an answer, by id: those that came lately, or else at their places."""
+        """Return its messages in an answer, by id: those newly added, or else at their places."""
         found = {}
         for id, at, text in zip(self.ids, answer[::2], answer[1::2], strict=False):
             if (message := fresh.get(id)) is None and text:
@@ -72,25 +73,25 @@ class _Look(NamedTuple):
 
 @dataclass
 class _Known:
-    """What has been met in one list: its messages are numbered as they came."""
+    """The messages seen in one list, numbered in the order of their arrival."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     #: Ids that several messages had, and the numbers of those taken out by this process, in order.
     shared: set[str] = field(default_factory=set)
     gone: list[int] = field(default_factory=list)
-    #: The number of the newest message that has come, and the SHA-1 of the newest ones by number.
+    #: The number of the newest message, and the SHA-1s of the newest ones by number.
     count: int = 0
     recent: dict[int, str] = field(default_factory=dict)
-    #: A thread may take it again: a signal handler, or who was interrupted when it had just got it.
+    #: Reentrant: a signal handler may interrupt a thread that has just taken it.
     lock: Any = field(default_factory=RLock)
 
     @property
     def newest(self) -> str:
-        """The SHA-1 of the newest message; empty: none is known."""
+        """The SHA-1 of the newest message; empty if none is known."""
         return self.recent[max(self.recent)] if self.recent else ""
 
     def add(self, ids: Sequence[str], digests: Sequence[str]) -> None:
-        """Messages that have come, the newest first, and the SHA-1 of the first of them."""
+        """Add messages, the newest first, and the SHA-1s of the first of them."""
         numbers = range(self.count + len(ids), 0, -1)
         recent = {**self.recent, **dict(zip(numbers, digests[:RECENT], strict=False))}
         self.recent = {number: recent[number] for number in sorted(recent)[-RECENT:]}
@@ -101,14 +102,14 @@ class _Known:
             self.numbers[id] = self.count
 
     def place(self, id: str) -> int:
-        """How many newer messages there were when the newest one came; -1: it is not known."""
+        """Return how many newer messages there were when the newest one came; -1 if unknown."""
         number = self.numbers.get(id)
         if number is None:
             return -1
         return self.count - number - (len(self.gone) - bisect(self.gone, number))
 
     def change(self, id: str, text: bytes | None) -> None:
-        """A message has another text, or None: it was taken out, and older ones have moved up."""
+        """Record a message's new text, or None: it was taken out, and older ones have moved up."""
         if (number := self.numbers.get(id)) is None:
             return
         if text is None:
@@ -119,7 +120,7 @@ class _Known:
             self.recent[number] = _digest(text)
 
     def forget(self, length: int) -> None:
-        """Forget most of those that have left the list."""
+        """Forget most of the messages that have left the list."""
         keep = length + FRESH
         if len(self.gone) > 2 * keep:
             self.gone = self.gone[-keep:]
@@ -130,14 +131,14 @@ class _Known:
             self.shared &= self.numbers.keys()
 
     def begin_anew(self) -> None:
-        """Nothing is known any more."""
+        """Forget everything."""
         self.numbers, self.shared, self.gone, self.recent = {}, set(), [], {}
 
 
 class ReadyIndex:
     """Where ready messages are, as far as this process has looked. Threads may share it.
 
-    The first look at a list reads it, later ones what has come since.
+    The first look at a list reads all of it, later ones only what was added since.
     """
 
     def __init__(self) -> None:
@@ -147,11 +148,11 @@ class ReadyIndex:
     def find(
         self, store: Store, queues: Sequence[str], id: str, most: int = MOST
     ) -> tuple[list[Placed], bool]:
-        """The ready messages with an id, and whether all lists were short enough to know.
+        """Return the ready messages with an id, and whether all lists were short enough to know.
 
         A queue is one shard. Lists of more than `most` messages are not read for the first time. A
-        message that is put back or moved meanwhile may be passed over, and of those in one list
-        that share an id the latest is found: see `is_shared`.
+        message that is put back or moved meanwhile may be missed. If several in one list share an
+        id, the latest is found: see `is_shared`.
         """
         found, is_sure = self.find_all(store, {queue: [id] for queue in queues}, most)
         return [each for placed in found.values() for each in placed], is_sure
@@ -159,7 +160,7 @@ class ReadyIndex:
     def find_all(
         self, store: Store, ids: Mapping[str, Sequence[str]], most: int = MOST
     ) -> tuple[dict[tuple[str, str], list[Placed]], bool]:
-        """As `find`, of several ids in each queue: what is found, by queue and id."""
+        """Like `find`, for several ids in each queue. Returns the messages by queue and id."""
         if self._pid != os.getpid():  # a lock may have been held when the process was forked
             self._known, self._pid = {}, os.getpid()
         looks = [
@@ -176,12 +177,12 @@ class ReadyIndex:
         return found, is_sure
 
     def is_shared(self, queues: Sequence[str], id: str) -> bool:
-        """Whether several messages of one list have had this id."""
+        """Return whether several messages of one list have had this id."""
         known = [*self._known.items()]
         return any(queue in queues and id in each.shared for (queue, _), each in known)
 
     def lists(self, store: Store, queue: str) -> ReadyLists:
-        """The lists of a queue. After a change that is made by them nothing is read again."""
+        """Return the lists of a queue. Changes made through them require no new reading."""
         return ReadyLists(store, queue, self._was_changed)
 
     def _was_changed(self, queue: str, step: int, id: str, text: bytes | None) -> None:
@@ -196,9 +197,9 @@ class ReadyIndex:
         found: dict[tuple[str, str], list[Placed]],
         most: int,
     ) -> tuple[list[_Look], bool]:
-        """Look at some lists in one go, and add what is `found`.
+        """Look at some lists together, and add the messages to `found`.
 
-        Returns those that have to be read first, and whether none is too long for that.
+        Returns the lists that must be read first, and whether none is too long for that.
         """
         asked = []
         for each in looks:
@@ -216,7 +217,7 @@ class ReadyIndex:
             fresh = [each.ready(n, one) for n, one in enumerate(texts)]
             ids = [id_of(one.message) for one in fresh]
             with known.lock:
-                if since >= 0 and known.newest == newest:  # nobody else has added these
+                if since >= 0 and known.newest == newest:  # no other thread has added these
                     known.add(ids, [*map(_digest, texts[:RECENT])])
                 known.forget(length)
             met = each.met(answer, dict(zip(reversed(ids), reversed(fresh), strict=True)))
@@ -231,10 +232,10 @@ class ReadyIndex:
         return unread, is_sure
 
     def _read(self, look: _Look) -> bool:
-        """Read a list until a message is met that is known; False: it is too long."""
+        """Read a list until a known message is met. Returns False if it is too long."""
         known = self._known.setdefault(look.key, _Known())
-        with known.lock:  # others wait for this reading, and have its result
-            fresh: dict[str, str] = {}  # SHA-1 -> id: what comes meanwhile moves others on
+        with known.lock:  # other threads wait, and use the result
+            fresh: dict[str, str] = {}  # SHA-1 -> id: new messages move others on
             start, has_more = 0, True
             while has_more and known.newest not in fresh:
                 looked_at, has_more, page = look.lists.page(look.step, start)
@@ -254,7 +255,7 @@ class ReadyIndex:
         return True
 
     def _was_shifted(self, look: _Look, known: _Known, id: str, length: int) -> bool:
-        """Whether others have taken messages out of the middle, so that all places are wrong."""
+        """Return whether others took messages out of the middle, so that all places are wrong."""
         with known.lock:
             if id not in known.numbers or not length:
                 return False

@@ -1,6 +1,6 @@
-"""The ready messages of a queue, for who looks after them: read, drop, change.
+"""The ready messages of a queue, for operators: read, drop, change.
 
-They are in Kombu's own lists, which workers of the stock transport share. So they are found by
+They are in Kombu's own lists, shared with workers of the stock transport. So they are found by
 reading, and by comparing whole texts.
 """
 
@@ -18,16 +18,16 @@ from ...message.envelope import open_envelope, step_char
 from ...store.calls.scripts import Call
 from ...store.store import Store
 
-#: Messages, and bytes, that one call looks at.
+#: How many messages, and bytes, one call looks at.
 PAGE_SIZE, PAGE_BYTES = 500, 2_000_000
 
-#: So far from where it was read, on both sides, the same call looks for a message.
+#: How far from its last known place, on both sides, the same call looks for a message.
 WINDOW = 500
 
-#: So far from where it ought to be a message is looked for by its id.
+#: How far from its expected place a message is looked for by its id.
 AROUND = 200
 
-#: So many messages are remembered, which senders may push back into the next page.
+#: How many messages are remembered, as new ones may push them into the next page.
 SEEN = 10_000
 
 #: Ids that every JSON encoder writes as they are, and how many of them a call looks for.
@@ -37,7 +37,7 @@ PLAIN, MOST_NEEDLES = re.compile(r"[A-Za-z0-9 _.,:;@+=-]+"), 10
 class Ready(NamedTuple):
     """A ready message: its list, its place when it was read, and its text.
 
-    `compressed` is the text as the list has it, where that is compressed, and else empty.
+    `compressed` is the text as the list has it if that is compressed, otherwise empty.
     """
 
     step: int
@@ -54,8 +54,8 @@ class Ready(NamedTuple):
 class ReadyLists:
     """The ready lists of one queue, or one shard. Every change is one script.
 
-    `on_change` is called with queue, step, id and new text of each message that is changed; None:
-    it was taken from its place.
+    `on_change` is called with queue, step, id and new text of each message that is changed. The
+    text is None if the message was taken from its place.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ReadyLists:
         self._dropped = 0
 
     def pages(self, needles: Sequence[str] = ()) -> Iterator[list[Ready]]:
-        """All ready messages, a bounded page a call: the most urgent first, then the latest.
+        """Yield all ready messages in bounded pages: the most urgent first, then the latest.
 
-        Only those with one of `needles` in their text, if there are some. What comes meanwhile may
-        be in a page or not. What others drop or put back meanwhile may let one be passed over.
+        With `needles`, only those with one of them in their text. A message that is added meanwhile
+        may be missing, and if others drop or put back messages meanwhile, any other may be.
         """
         for step in self._lists:
             start, seen, has_more = 0, dict[int, None](), True
@@ -89,7 +89,7 @@ class ReadyLists:
                 for old in [*islice(seen, max(len(seen) - SEEN, 0))]:
                     del seen[old]
                 yield fresh
-                # What the caller has dropped has let the others move up.
+                # The others have moved up by what the caller has dropped.
                 start = max(start + looked_at - (self._dropped - before), 0)
 
     @property
@@ -100,7 +100,7 @@ class ReadyLists:
     def page(
         self, step: int, start: int, needles: Sequence[str | bytes] = ()
     ) -> tuple[int, bool, list[Ready]]:
-        """A bounded part of one list: how many were looked at, whether there are more, which."""
+        """Return how many messages of a list were looked at, whether there are more, and them."""
         looked_at, more, *found = self.store.ask(
             "ready_page",
             self.queue,
@@ -117,14 +117,14 @@ class ReadyLists:
         )
 
     def ready(self, step: int, at: int, kept: bytes) -> Ready:
-        """A ready message by its place and its text, as the list has it."""
+        """Return a ready message, given its place and its text as the list has it."""
         text = self.store.readable(self.queue, kept)
         return Ready(step, at, text, b"" if text is kept else kept)
 
     def find_call(self, step: int, newest: str, looks: Sequence[tuple[int, str]]) -> Call:
-        """The script that finds messages by the places they had when another was the newest.
+        """Return the script that finds messages by the places they had when `newest` was added.
 
-        `looks` are places, with a text that is in each message.
+        `looks` are places, each with a text that is in the message.
         """
         return self.store.call(
             "ready_find",
@@ -137,7 +137,7 @@ class ReadyLists:
         )
 
     def withdraw(self, messages: Sequence[Ready]) -> list[bool]:
-        """Drop messages of a page; whether each was still ready."""
+        """Drop messages of a page. Returns whether each was still ready."""
         gone = [False] * len(messages)
         for step in {each.step for each in messages}:
             places = [n for n, each in enumerate(messages) if each.step == step]
@@ -171,7 +171,7 @@ class ReadyLists:
         return any(self._withdraw(message.step, at, 0, [message.kept]) == [1] for at in places)
 
     def _places(self, message: Ready) -> Iterator[int]:
-        """Where it may be now, as long as the caller asks: senders may have moved it on."""
+        """Yield places where a message may be now: new messages may have moved it on."""
         at = message.at
         for start, stop in ((at, at + SEEN), (max(at - SEEN, 0), at), (at + SEEN, math.inf)):
             has_more = True
@@ -181,7 +181,7 @@ class ReadyLists:
                 start += looked_at
 
     def expand(self, messages: Sequence[Ready]) -> int:
-        """Write messages of a page as they were before they were compressed; returns how many."""
+        """Replace messages of a page by their uncompressed texts. Returns how many."""
         if not messages:
             return 0
         first = min(each.at for each in messages)
@@ -209,7 +209,7 @@ class ReadyLists:
     ) -> bool:
         """Give a message another text, and a step, a due time or the first place if they are given.
 
-        False: it is not ready any more.
+        Returns False if it is not ready any more.
         """
         how = "first" if is_first else "stay" if step in (None, message.step) else "behind"
         record = step_char(message.step if step is None else step).encode() + text
@@ -238,13 +238,13 @@ class ReadyLists:
 
 
 def needles_of(ids: Sequence[str]) -> list[str]:
-    """Texts of which every message with one of these ids has one; none where that is not known."""
+    """Return texts of which each message with one of these ids contains one; empty if unknown."""
     are_plain = all(PLAIN.fullmatch(id) for id in ids)
     return [*ids] if are_plain and len(ids) <= MOST_NEEDLES else []
 
 
 def id_of(message: bytes) -> str:
-    """The task id of a ready message; empty where it has none that can be read."""
+    """Return the task id of a ready message; empty if it has none that can be read."""
     try:
         return open_envelope(message, 0).id
     except MessageError:
