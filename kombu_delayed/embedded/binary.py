@@ -1,4 +1,4 @@
-"""Which server to start."""
+"""Finds the server to start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to an embedded server, which start it again where it was killed."""
+"""Connections to an embedded server, which restart it if it was killed."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ SOCKET_PATH_MAX_BYTES = 100
 
 
 def resolved(directory: str | Path) -> Path:
-    """The whole path.
+    """Return the absolute path.
 
-    Raises EmbeddedServerError where it has none, and on a system where no server can run.
+    Raises EmbeddedServerError if there is none, and on a system where no server can run.
     """
     posix.check()
     try:
@@ -53,7 +53,7 @@ def make_private(path: Path) -> None:
         )
     if not stat.S_IMODE(found.st_mode) & 0o077:
         return
-    # Closing a home directory or / because somebody named it by mistake would do harm.
+    # Closing a home directory or / that was named by mistake would do harm.
     if any(path.iterdir()) and not (path / "lock").exists():
         raise EmbeddedServerError(
             f"{path} is open to other users and holds other files: name an empty directory, "

@@ -1,6 +1,6 @@
-"""What an embedded server needs of a POSIX system, asked for where it is used.
+"""What an embedded server needs of a POSIX system, checked only when it is used.
 
-Producers and clients of a server elsewhere run on systems that have none of it.
+Producers and clients of a server elsewhere also run on systems without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ except ImportError:  # Windows, and some restricted systems
 
 
 def check() -> None:
-    """Raise EmbeddedServerError on a system where none can run."""
+    """Raise EmbeddedServerError on a system where no embedded server can run."""
     if fcntl is None or not hasattr(os, "geteuid"):
         raise EmbeddedServerError(
             "An embedded server needs a POSIX system, such as Linux or macOS, with fcntl. Start a "
@@ -25,7 +25,7 @@ def check() -> None:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock a file if nobody else holds it."""
+    """Lock a file unless its lock is held. Returns whether it is locked now."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -28,7 +28,7 @@ FLUSH_SECONDS = 3.0
 
 
 class State(enum.Enum):
-    """What a server does."""
+    """The state of a server."""
 
     READY = "answers"
     BUSY = "is alive, but loading its data or not answering"
@@ -86,7 +86,7 @@ def launch(binary: Path, directory: Path, socket: Path) -> None:
             cwd=directory,
             # The servers refuse to start under a locale that is not installed.
             env={**os.environ, "LC_ALL": "C"},
-            # The inherited descriptor keeps the lock on `alive` until the server's last breath.
+            # The inherited descriptor keeps the lock on `alive` until the server ends.
             pass_fds=(alive.fileno(),),
             start_new_session=True,
             timeout=files.WAIT_SECONDS,
@@ -136,7 +136,7 @@ def shut_down(directory: Path, socket: Path) -> None:
             contextlib.closing(new_client(socket, files.WAIT_SECONDS)) as client,
             _writes_paused(client),
         ):
-            # A server that cannot write its file would end all the same.
+            # A server that cannot write its file would end anyway.
             _await_written(directory, client)
             # The append-only file is flushed on the way out; NOSAVE only skips a snapshot.
             client.shutdown(nosave=True)
@@ -157,7 +157,7 @@ def _writes_paused(client: redis.Redis) -> Iterator[None]:
 
 
 def _await_written(directory: Path, client: redis.Redis) -> None:
-    """Wait until all that was accepted is in the append-only file."""
+    """Wait until all accepted writes are in the append-only file."""
     deadline = time.monotonic() + FLUSH_SECONDS
     while not has_written(client.info("persistence")):
         if time.monotonic() >= deadline:

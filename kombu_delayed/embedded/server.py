@@ -18,7 +18,7 @@ from . import files, posix, process
 from .binary import find_server
 from .process import State
 
-#: A server that ends again and again is started so often by a process that has lost it.
+#: How long a process waits before it restarts a server again that keeps ending.
 REVIVAL_SECONDS = 5.0
 LISTEN_SECONDS = 1.0
 
@@ -81,10 +81,10 @@ def _settled(directory: Path, socket: Path, deadline: float) -> State:
 
 
 def revive(directory: str | Path) -> None:
-    """Start the server of `directory` again, unless it is alive or another process is at it.
+    """Restart the server of `directory`, unless it is alive or another process starts or stops it.
 
-    Returns when it takes commands, or after a second where it still loads its data. Raises
-    EmbeddedServerError where nothing listens then: the server may still start.
+    Returns when it accepts commands, or after a second if it is still loading its data. Raises
+    EmbeddedServerError if nothing listens by then. The server may still start.
     """
     path = files.resolved(directory)
     with files.explained(path):

@@ -79,7 +79,7 @@ def _transport_option(_: Any, __: Any, given: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """JSON where it is, but for an option that is text whatever it looks like."""
+    """Parse a value as JSON if it is JSON and the option is not one that is always text."""
     if isinstance(getattr(Channel, name, None), str):
         return text
     try:

@@ -1,4 +1,4 @@
-"""Dead letters on their way to the stock transport, which has none."""
+"""Moves dead letters to the stock transport, which has none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .migration import Migration
 
 
 def dead_steps(migration: Migration, queue: str, *, force: bool) -> Iterator[int]:
-    """Make a queue's dead letters ready, the oldest first; yields how many each step has seen.
+    """Make a queue's dead letters ready, the oldest first. Yields how many each step has seen.
 
-    With `force` also those that a stock worker would drop.
+    With `force`, also those that a stock worker would drop.
     """
     store, stays = migration.store, 0
     while ids := store.dead.ids(queue, stays, CALL_LIMIT):
@@ -34,7 +34,7 @@ def dead_steps(migration: Migration, queue: str, *, force: bool) -> Iterator[int
 
 
 def _refusal(migration: Migration, letter: DeadLetter, force: bool) -> str:
-    """Why a stock worker would stop on it, or drop it."""
+    """Return why a stock worker would stop on it or drop it; empty if it would not."""
     try:
         check_task(open_envelope(letter.message, 0).payload)
         message = migration.channel.Message(loads(letter.message), channel=migration.channel)
@@ -42,7 +42,7 @@ def _refusal(migration: Migration, letter: DeadLetter, force: bool) -> str:
         _ = message.delivery_info["routing_key"]
     except MessageError as error:
         return f"a stock worker would stop on it: {error}"
-    except Exception as error:  # bad base64, a missing member, a type that is none
+    except Exception as error:  # bad base64, a missing member, an unknown type
         return f"a stock worker would stop on it: {error!r}"
     if letter.reason.startswith(UNREADABLE_BODY) and not force:
         return f"a stock worker would drop it: {letter.reason}"

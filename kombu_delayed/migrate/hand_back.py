@@ -1,4 +1,4 @@
-"""From this transport to the stock one."""
+"""Moves messages from this transport to the stock one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ToStock(Migration):
         self.dead = dead
 
     def blockers(self) -> list[str]:
-        """Running consumers of this transport: they would return messages to the backlog."""
+        """Return running consumers of this transport: they would put messages into the backlog."""
         return [
             f"{len(live)} consumers of queue {queue!r} run on this transport "
             f"({', '.join(sorted(live)[:5])}): they would put the messages back into the backlog. "
@@ -46,14 +46,14 @@ class ToStock(Migration):
         ]
 
     def _consumers(self, queue: str) -> tuple[set[str], set[str]]:
-        """Those whose lease lasts, and those whose lease has ended."""
+        """Return the consumers with a valid lease, and those with an expired one."""
         now_ms = self._now_ms()
         found = self.client.zrange(self.store.keys(queue).consumers, 0, -1, withscores=True)
         live = {name.decode() for name, end_ms in found if end_ms > now_ms}
         return live, {name.decode() for name, _ in found} - live
 
     def queues(self) -> list[str]:
-        """The same, and queues that have only unacknowledged messages or dead letters."""
+        """Return those of the base class, and queues with only unacked messages or dead letters."""
         names = ("unacked:*", "dead") if self.dead else ("unacked:*",)
         found = {queue for name in names for queue, _ in self._scan(name)}
         queues = {queue_of(name) for name in {*super().queues(), *found}}
@@ -92,7 +92,7 @@ class ToStock(Migration):
             self.store.clear(queue)
 
     def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
-        """Returns how many have left their place."""
+        """Make messages of the backlog ready. Returns how many have left their place."""
         now_ms, messages = self._now_ms(), self.store.keys(queue).messages
         members = [member for member, _ in page]
         records = self.store.ask("records", queue, hash=messages, fields=members)
@@ -106,7 +106,7 @@ class ToStock(Migration):
             if reason:
                 self.report.leave(messages, text_of(member), reason)
             else:
-                # What is compressed gets the text that stock workers read.
+                # A compressed message gets the text that stock workers can read.
                 entries.append(Entry(member, "", int(score), b"" if text is kept else text))
         moved = len(entries)
         if entries and not self.dry:
@@ -115,9 +115,9 @@ class ToStock(Migration):
         return 0 if self.dry else moved
 
     def _expand_steps(self, queue: str) -> Iterator[int]:
-        """Write ready messages as they were before they were compressed.
+        """Replace ready messages by their uncompressed texts.
 
-        Each is there all the time, in one form or the other.
+        Each stays in its list all the time, in one form or the other.
         """
         lists = ReadyLists(self.store, queue)
         for step in lists.steps:

@@ -1,4 +1,4 @@
-"""What both directions share: which queues there are, what is reported, the move itself."""
+"""The base of both directions: the queues, the report, and the move itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[int], Any]
 
-#: Messages that stay are listed up to so many; the others are counted.
+#: How many messages that stay are listed. The others are only counted.
 LIST_LIMIT = 1_000
 
 
@@ -63,7 +63,7 @@ class Report:
             self.moves[Move(label(queue), source, target)] += messages
 
     def leave(self, key: str, id: str, reason: str) -> None:
-        """Note a message that stays."""
+        """Record a message that stays."""
         self.left_count += 1
         if len(self.left) < LIST_LIMIT:
             self.left.append(Left(key, id, reason))
@@ -92,7 +92,7 @@ class Migration:
         self._given = tuple(queues)
 
     def blockers(self) -> list[str]:
-        """Why it would not be safe now."""
+        """Return the reasons why it would not be safe now."""
         raise NotImplementedError
 
     def steps(self) -> Iterator[int]:
@@ -108,7 +108,7 @@ class Migration:
         return self.report
 
     def queues(self) -> list[str]:
-        """The given queues, those with a binding, and those with a backlog."""
+        """Return the given queues, those with a binding, and those with a backlog."""
         found = {*self._given, *(queue for queue, _ in self._scan("messages*"))}
         for key in self.client.scan_iter(match=self._glob("_kombu.binding.*"), count=1000):
             for binding in self.client.smembers(key):
@@ -116,7 +116,7 @@ class Migration:
         return sorted(found - {""})
 
     def _scan(self, name: str) -> Iterator[tuple[str, str]]:
-        """Queues with a key of ours of this name, and what follows the name in it."""
+        """Yield queues that have our key with this name, and the part of the key after the name."""
         skip = len(self.channel.global_keyprefix) + 1
         for key in self.client.scan_iter(match=self._glob("{*}:" + name), count=1000):
             queue, _, rest = text_of(key)[skip:].partition("}:" + name.removesuffix("*"))
@@ -132,7 +132,7 @@ class Migration:
         return server_ms + int(given or 0)
 
     def _call(self, queue: str, source: str, entries: Sequence[Entry], **more: Any) -> Any:
-        """The command that runs migrate.lua."""
+        """Return the command that runs migrate.lua."""
         prefix = self.channel.global_keyprefix
         call = self.store.call(
             "migrate",
@@ -146,7 +146,7 @@ class Migration:
         return whole(*call)
 
     def _transaction(self, calls: Iterable[Any]) -> list[tuple[int, int]]:
-        """Run these calls of migrate.lua, all or none; returns (delayed, ready)."""
+        """Run these calls of migrate.lua, all or none. Returns (delayed, ready) of each."""
         with self.client.pipeline(transaction=True) as pipeline:
             for call in calls:
                 pipeline.execute_command(*call)
@@ -154,5 +154,5 @@ class Migration:
 
 
 def text_of(name: bytes) -> str:
-    """A name in Redis, for people."""
+    """Return a name in Redis as readable text."""
     return name.decode(errors="replace")

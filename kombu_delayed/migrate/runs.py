@@ -1,4 +1,4 @@
-"""Whole migrations: planned, checked and run."""
+"""Plans, checks and runs whole migrations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAILURES: tuple[type[BaseException], ...] = (DelayedError, RedisError, *UNREACHA
 class MigrationRefused(DelayedError):
     """The messages cannot be moved safely at this time."""
 
-    #: Results of tasks that raise it name the public module, which stays.
+    #: Results of tasks that raise it contain its module: the public one, which stays.
     __module__ = "kombu_delayed.migrate"
 
 
@@ -93,7 +93,7 @@ def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
         connection.connect()
         channel = connection.channel()
         known = channel.from_transport_options
-        for name in transport_options:  # with a wrong one nothing would be found
+        for name in transport_options:  # with a wrong one, no message would be found
             if name not in known and not name.startswith(PREFIX):
                 raise unknown(name, known)
         yield channel

@@ -1,4 +1,4 @@
-"""From the stock transport to this one."""
+"""Moves messages from the stock transport to this one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .migration import Entry, Migration, text_of
 if TYPE_CHECKING:
     from ..transport.channel.channel import Channel
 
-#: Deep in a list one call takes fewer messages, as each costs a walk there.
+#: Deep in a list one call takes fewer messages, as the server walks there for each.
 LIST_WALK = 1_000_000
 
-#: Stands for "whenever" where a time in seconds is compared.
+#: A time in seconds that is later than any other.
 ALWAYS = 1e300
 
 
@@ -52,7 +52,7 @@ class ToDelayed(Migration):
         self._table = cache(channel.get_table)
 
     def blockers(self) -> list[str]:
-        """Running stock workers: messages taken from them too early would run twice."""
+        """Return running stock workers: messages taken from them too early would run twice."""
         if self.older_than_seconds >= self._longest:
             return []
         running = stock_consumers(self.client)
@@ -85,10 +85,10 @@ class ToDelayed(Migration):
         if self.older_than_seconds > 0:
             until = now_ms / 1000 - self.older_than_seconds
         scores = self.client.zmscore(self._index, [tag for tag, _ in page])
-        # One that is in no index is of unknown age.
+        # The age of a message that is in no index is unknown.
         since = [ALWAYS if score is None else score for score in scores]
         batches: dict[tuple[str, ...], list[Entry]] = {}
-        # The last one first, so that the next one to leave is who was delivered first.
+        # The last one first, so that the one which was delivered first is the next to leave.
         for score, (tag, text) in sorted(zip(since, page, strict=True), reverse=True):
             if score > until:
                 self.report.young += 1
@@ -103,10 +103,10 @@ class ToDelayed(Migration):
             self._take(queues, entries, until, now_ms)
 
     def _read(self, tag: bytes, text: bytes) -> tuple[tuple[str, ...], Entry]:
-        """A message that a stock worker held, and the queues to which it goes back."""
+        """Read a message that a stock worker held. Returns the queues it goes back to, and it."""
         try:
             payload, exchange, routing_key = loads(text)
-        except Exception as error:  # as any JSON that rebuilds Python objects
+        except Exception as error:  # JSON that rebuilds Python objects may raise anything
             raise MessageError(f"it is not a message with its routing: {error}") from error
         exchange, routing_key = exchange or "", routing_key or ""
         if not (isinstance(exchange, str) and isinstance(routing_key, str)):
@@ -149,7 +149,7 @@ class ToDelayed(Migration):
             self.report.count(queue, "stock unacked", "ready", ready)
 
     def _ready_steps(self, queue: str, key: str, step: bytes) -> Iterator[int]:
-        # From the left: what producers add moves elements to the right, so none is passed over.
+        # From the left: messages that producers add move the others right, so none is missed.
         start = 0
         while page := self.client.lrange(key, start, start + CALL_LIMIT - 1):
             entries = self._not_yet_due(queue, key, step, page)

@@ -1,6 +1,6 @@
-"""What messages take of the broker's servers, as measured: see docs/operations.md.
+"""What messages cost the broker's servers, as measured: see docs/operations.md.
 
-Memory is that of a server with jemalloc, as Redis and Valkey are built on Linux, which rounds each
+Memory is that of a server with jemalloc, as Redis and Valkey are built on Linux. It rounds each
 allocation up to one of its sizes.
 """
 
@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: A Celery task without arguments as it lies in Redis.
+#: The size of a Celery task without arguments in Redis.
 RECORD_BYTES = 952
 
-#: Of a task's arguments Celery keeps so much once more, for people to read.
+#: How much of a task's arguments Celery stores a second time, in readable form.
 REPR_BYTES = 1_024
 
 #: The part that is the same in all tasks. A large backlog does not store it with each of them.
 COMMON_BYTES = 745
 
-#: A compressed task without arguments, and what is left of each byte of these. That depends on the
-#: arguments: these are of orders with names, amounts and a random token each.
+#: The size of a compressed task without arguments, and what is left of each byte of arguments. That
+#: depends on the arguments: these were orders with names, amounts and a random token each.
 COMPRESSED_BYTES = 150
 COMPRESSED_SHARE = 0.18
 
-#: In front of a record in the backlog: its due time, and the server's own.
+#: What precedes a record in the backlog: its due time, and the server's own header.
 HEAD_BYTES = 17
 
 #: What a delayed message takes beyond its record: its id, twice, and its share of the tables.
@@ -31,69 +31,69 @@ BOOKKEEPING_BYTES = 145
 
 EVENT_BYTES = 120
 
-#: Processor time of a server for the life of a message: one call schedules it, claims and acks
-#: are of eight. To it comes what the message's length takes, and what lifecycle events take.
+#: Processor time of a server for the life of a message: one call schedules it, and each claim or
+#: ack is of eight messages. The message's length and lifecycle events cost extra.
 MESSAGE_US = 44.0
 EVENTS_US = 16.0
 US_PER_BYTE = 0.004
 
-#: From the due time to the start of a task by a worker with nothing else to do.
+#: From the due time to the start of a task by an idle worker.
 DELIVERY_SECONDS = 0.0021
 
-#: What a task takes of its slot beyond its run time: a makespan of 1.03 with tasks of 20 ms.
+#: How long a task occupies its slot beyond its run time: a makespan of 1.03 with tasks of 20 ms.
 TASK_SECONDS = 0.0006
 
-#: Of a queue that is split over several servers, parts on each, at the least: one may have one more
-#: than others, and more work.
+#: The minimum number of parts on each server, for a queue that is split over several. With fewer,
+#: a server that has one part more than others would have much more work.
 PARTS_PER_NODE = 4
 
 
 @dataclass(frozen=True)
 class Servers:
-    """What a load takes: `nodes`, and into how many `shards` its messages have to be split."""
+    """What a load needs: `nodes`, and how many `shards` its messages must be split into."""
 
     nodes: int
     shards: int
-    #: "rate" or "memory": what it takes so many for.
+    #: "rate" or "memory": which of them requires this many.
     because_of: str
 
 
 def record_bytes(payload_bytes: float) -> float:
-    """A Celery task in Redis, of whose arguments there are so many bytes as JSON."""
+    """Return the size of a Celery task in Redis, given the size of its arguments as JSON."""
     return RECORD_BYTES + payload_bytes * 4 / 3 + min(payload_bytes, REPR_BYTES)
 
 
 def compressed_bytes(payload_bytes: float) -> float:
-    """The same, compressed with a dictionary, as one of many in the backlog."""
+    """Return the same, compressed with a dictionary, for one of many in the backlog."""
     return COMPRESSED_BYTES + payload_bytes * COMPRESSED_SHARE
 
 
 def message_bytes(
     record_bytes: float, jemalloc: bool = True, compressed_bytes: float | None = None
 ) -> float:
-    """A delayed message in Redis, one of many, with all that is kept of it.
+    """Return the memory of a delayed message in Redis, one of many, with all that belongs to it.
 
-    It is packed, or compressed to so many bytes.
+    It is packed, or compressed to `compressed_bytes`.
     """
     size = max(record_bytes - COMMON_BYTES, 0) + HEAD_BYTES
     if compressed_bytes is not None:
-        size = compressed_bytes + 3  # the server's own
+        size = compressed_bytes + 3  # the server's own header
     return (allocated(math.ceil(size)) if jemalloc else size) + BOOKKEEPING_BYTES
 
 
 def allocated(size_bytes: int) -> int:
-    """What jemalloc takes for that: it has four sizes between one power of two and the next."""
+    """Return what jemalloc allocates for a size. It has four sizes for each power of two."""
     step = 16 if size_bytes <= 128 else 1 << ((size_bytes - 1).bit_length() - 3)
     return -(-size_bytes // step) * step
 
 
 def memory_bytes(messages: float, record_bytes: float, events: int = 0) -> float:
-    """What so many delayed messages and `events` lifecycle events take in Redis."""
+    """Return the memory of `messages` delayed messages and `events` lifecycle events in Redis."""
     return messages * message_bytes(record_bytes) + events * EVENT_BYTES
 
 
 def node_rate(events: bool, record_bytes: float = RECORD_BYTES) -> float:
-    """Messages per second that one server takes through their life: schedule, deliver and ack."""
+    """Return how many messages per second one server can schedule, deliver and ack."""
     return 1e6 / (MESSAGE_US + EVENTS_US * events + US_PER_BYTE * record_bytes)
 
 
@@ -105,7 +105,7 @@ def servers_for(
     use: float,
     record_bytes: float = RECORD_BYTES,
 ) -> Servers:
-    """The servers for a rate and an amount of memory, of which the share `use` may be used."""
+    """Return the servers for a rate and an amount of memory, using the share `use` of each node."""
     by_rate = math.ceil(messages_per_second / (node_rate(events, record_bytes) * use))
     by_memory = math.ceil(memory_bytes / (node_memory_bytes * use))
     nodes = max(by_rate, by_memory, 1)
@@ -113,9 +113,9 @@ def servers_for(
 
 
 def shards_for(nodes: int) -> int:
-    """Over how many shards a queue has to be spread that fills so many servers.
+    """Return over how many shards to spread a queue that fills this many servers.
 
-    Enough for each to have several; of 6, 12, 24, 48 …, which `shard_placement` spreads evenly.
+    Enough for each to have several: 6, 12, 24, 48 …, which `shard_placement` spreads evenly.
     """
     if nodes == 1:
         return 1

@@ -20,17 +20,17 @@ from . import (
 #: Resident memory beyond what the allocator has given out.
 FRAGMENTATION = 0.1
 
-#: From this size on jemalloc gives each record pages of its own, and one more.
+#: From this size on jemalloc gives each record its own pages, and one more.
 LARGE_BYTES = 16_384
 PAGE_BYTES = 4_096
 
 #: How fast a rewrite of the append-only file or a snapshot reads the memory.
 REWRITE_BYTES_PER_SECOND = 100e6
 
-#: Memory that is copied for each message that lives while a rewrite or a snapshot goes on.
+#: Memory that is copied for each message that passes during a rewrite or a snapshot.
 COPIED_BYTES = 40 * 1024
 
-#: What a server keeps for a replica that is behind, at the most (client-output-buffer-limit).
+#: The most that a server buffers for a replica that is behind (client-output-buffer-limit).
 REPLICA_BYTES = 256 * 2**20
 
 MOST_NODES = 100_000
@@ -38,9 +38,10 @@ MOST_NODES = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """A steady load, and servers. Sizes in bytes, `delay` is the mean; `use` may be planned with.
+    """A steady load, and its servers. Sizes are in bytes, `delay_seconds` is the mean.
 
-    `replicas` are those of each node; `is_compressed`: with the option `delayed_compression`.
+    `use` is the share of each node to plan with, `replicas` are those of each node.
+    `is_compressed`: with the option `delayed_compression`.
     """
 
     rate_per_second: float
@@ -59,18 +60,18 @@ class Load:
 
     @property
     def record_bytes(self) -> float:
-        """The size of one as it lies in Redis."""
+        """The size of a message's record in Redis."""
         return record_bytes(self.payload_bytes)
 
     @property
     def message_bytes(self) -> float:
-        """What one takes in Redis, with all that is kept of it."""
+        """The memory of a message in Redis, with all that belongs to it."""
         compressed = compressed_bytes(self.payload_bytes) if self.is_compressed else None
         return message_bytes(self.record_bytes, compressed_bytes=compressed)
 
     @property
     def node_rate(self) -> float:
-        """Messages a second that keep one node busy all the time."""
+        """The messages per second that keep one node fully busy."""
         return node_rate(self.events > 0, self.record_bytes)
 
 
@@ -91,10 +92,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a load takes. `servers` are nodes and their replicas, `because_of` is rate or memory.
+    """What a load needs. `servers` are nodes and their replicas, `because_of` is rate or memory.
 
-    `memory_bytes` is that of all messages and events, once; `capacity_per_second` what all nodes
-    can do at the most, `headroom` that over the load's rate.
+    `memory_bytes` is that of all messages and events, without replicas. `capacity_per_second` is
+    the most that all nodes can do, and `headroom` is that divided by the load's rate.
     """
 
     messages: float
@@ -111,7 +112,7 @@ class Plan:
 
 
 def plan(load: Load) -> Plan:
-    """What the fewest nodes for a load take. Raises OptionError where there is no sense in them."""
+    """Plan the fewest nodes for a load. Raises OptionError if no sensible number will do."""
     nodes, because_of = fewest_nodes(load)
     node = node_of(load, nodes)
     return Plan(
@@ -130,7 +131,7 @@ def plan(load: Load) -> Plan:
 
 
 def fewest_nodes(load: Load) -> tuple[int, str]:
-    """How many a load takes, and what for: rate or memory. Raises as `plan`."""
+    """Return how many nodes a load needs, and why: rate or memory. Raises like `plan`."""
     if load.replicas * REPLICA_BYTES > load.node_memory_bytes / 2:
         raise OptionError(
             f"the buffers of {load.replicas} replicas, {REPLICA_BYTES // 2**20} MiB each, take "
@@ -166,7 +167,7 @@ def fewest_nodes(load: Load) -> tuple[int, str]:
 
 
 def node_of(load: Load, nodes: int) -> Node:
-    """The memory of one of so many nodes."""
+    """Return the memory of each of `nodes` nodes."""
     messages = load.messages / nodes
     events = load.events * shards_for(nodes) / nodes
     data = messages * load.message_bytes + events * EVENT_BYTES

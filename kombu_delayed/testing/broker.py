@@ -22,7 +22,7 @@ POLL_SECONDS = 0.005
 #: `{queue}:…` with the global key prefix in front.
 _BACKLOG = re.compile(r"(.*?)\{(.+)\}:(?:partitions|delayed:waiting|paused|gate:.+)", re.DOTALL)
 _UNACKED = re.compile(r"(.*?)\{(.+)\}:unacked:", re.DOTALL)
-#: Whether something runs in this process, and how many tasks have begun to.
+#: Whether something runs in this process, and how many tasks have started.
 Activity = Callable[[], tuple[bool, int]]
 
 
@@ -58,7 +58,7 @@ class Broker:
         return merged([dump(store, shard) for shard in store.shards.all(queue)])
 
     def empty(self) -> None:
-        """Drop all there is, results as well."""
+        """Delete everything, including results."""
         self.client.flushall()
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Broker:
         A queue's name has the global key prefix in front. Replies to remote control do not count,
         and neither do messages that wait for the next token of a rate.
         """
-        # In the order in which a message moves; one that policies send back is found in the end.
+        # In the order in which a message moves. Looking twice finds one that policies send back.
         return self._left() or self._left()
 
     def _left(self) -> dict[str, int]:
@@ -99,7 +99,7 @@ class Broker:
             yield prefix + queue, max(store.size(queue).due - held_back, 0)
 
     def _held_back(self, keys: QueueKeys) -> int:
-        """How many wait for a rate: none has its turn, and no task runs that has slots."""
+        """Return how many wait for a rate: none has its turn, and no running task has slots."""
         with self.client.pipeline() as pipeline:
             pipeline.zcard(keys.delayed + "waiting")
             pipeline.exists(keys.gate + "turns", keys.gate + "slots")

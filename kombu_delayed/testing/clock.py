@@ -1,12 +1,12 @@
-"""A clock that tests move, so that what is due in days runs now.
+"""A clock that tests move, so that a task that is due in days runs now.
 
-Neither the machine's clock nor Python's is touched. To move the clock ahead is to bring nearer all
-that waits: the due time of every delayed message is made earlier by so much, in one script for each
-queue, and so are the next tokens of rates and the ends of pauses. What is due then is claimed at
-once, by whichever process consumes. What is sent later has its whole delay before it, since its
-sender's clock has not moved; and so neither producers nor workers need to know that the clock was
-moved, nor their leases. Only policies do, which look at the time of day and at how late a message
-is: those of this process see the time that the clock shows (`kombu_delayed.message.clock`).
+Neither the machine's clock nor Python's is touched. Moving the clock ahead makes all due times
+earlier instead, in one script for each queue, and so are the next tokens of rates and the ends of
+pauses. A message that is due then is claimed at once by a process that consumes. A message that is
+sent later has its whole delay ahead, since its sender's clock has not moved. So producers, workers
+and leases need not know that the clock was moved. Only policies do, which depend on the time of day
+and on how late a message is: the policies of this process see the time that the clock shows
+(`kombu_delayed.message.clock`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Clock:
         by_ms = round(total / timedelta(milliseconds=1))
         if by_ms < 0:
             raise ValueError(f"time moves forward, not by {total}; reset() goes back to real time")
-        # What was sent in this very millisecond is rounded up to the next one: let it come.
+        # A message sent in this millisecond is rounded up to the next one: wait for that.
         began_ms = self._server_ms()
         while self._server_ms() <= began_ms:
             pass
@@ -85,7 +85,7 @@ class Clock:
 
     def _move(self, by_ms: int) -> int:
         self._offset_ms += by_ms
-        # First: a policy that is asked too early is asked again, and one too late is not.
+        # First: a policy that is asked too early is asked again, but one asked too late is not.
         clock.ahead_ms = self._offset_ms
         return sum(self._shift(*names, by_ms) for names in self.broker.backlogs())
 

@@ -1,7 +1,7 @@
 """Redis keys as plain data.
 
-Lists are in the order in which they are delivered (their head is the right end), hashes map text to
-text, sorted sets map text to whole numbers.
+Lists are in the order of delivery (from their right end in Redis), hashes map text to text, sorted
+sets map text to whole numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Value: TypeAlias = str | list[str] | dict[str, str] | dict[str, int]
 
 
 def read_key(client: Redis, key: str) -> Value:
-    """Return what a key holds, "" for one that is not there."""
+    """Return the value of a key, "" if it does not exist."""
     kind = text(client.type(key))
     if kind == "none":
         return ""
@@ -33,7 +33,7 @@ def read_key(client: Redis, key: str) -> Value:
 
 
 def write_key(client: Redis, key: str, value: Any) -> None:
-    """Add what `read_key` would return; nothing for what is empty."""
+    """Add a value in the form of `read_key`. Does nothing if it is empty."""
     if not value:
         return
     if isinstance(value, str):
@@ -47,10 +47,10 @@ def write_key(client: Redis, key: str, value: Any) -> None:
 
 
 def text(value: Any) -> str:
-    """Bytes as text; what is not UTF-8 survives."""
+    """Return bytes as text. Bytes that are not UTF-8 survive."""
     return str(value.decode(errors="surrogateescape"))
 
 
 def raw(value: str) -> bytes:
-    """The bytes that `text` made it of."""
+    """Return the bytes from which `text` made it."""
     return value.encode(errors="surrogateescape")

@@ -15,7 +15,7 @@ from ..errors import EmbeddedServerError
 
 PREFIX = "kombu-delayed-test-"
 
-#: In the server's directory; locked by the session as long as it lives.
+#: A file in the server's directory, locked by the session as long as it lives.
 LOCK = "session"
 
 #: A directory that is younger may be one whose session has not locked it yet.
@@ -24,7 +24,7 @@ YOUNG_SECONDS = 60
 
 @contextmanager
 def session_server() -> Iterator[Path]:
-    """A server in a temporary directory. Raises EmbeddedServerError where it does not start."""
+    """Run a server in a temporary directory. Raises EmbeddedServerError if it does not start."""
     posix.check()
     end_left_over()
     directory = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
@@ -46,7 +46,7 @@ def end_left_over() -> None:
             with open(directory / LOCK) as lock:
                 if posix.try_lock(lock.fileno()):
                     _end(directory)
-        except (OSError, EmbeddedServerError):  # in use, or somebody else's
+        except (OSError, EmbeddedServerError):  # in use, or another user's
             continue
 
 

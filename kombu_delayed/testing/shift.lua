@@ -1,9 +1,9 @@
--- shift: move all times of a queue by so much, and tell a consumer: due times, the ends of a pause and of limits that
--- were set, and ahead also when the tokens of rates come.
--- Twice moves them twice.
+-- shift: move all times of a queue by the same amount, and tell a consumer: due times, the ends of a pause and of limits
+-- that were set and, when moving ahead, the times of the next tokens of rates.
+-- Not idempotent: twice moves them twice.
 -- keys: partitions delayed messages duplicates wake gate paused ready...
 -- arguments: now by_ms:number partition_size:number steps
---   by_ms: below 0: they come sooner
+--   by_ms: below 0: the times become earlier
 -- include: clock waiting ready buckets backlog gate announce
 -- returns how many are due by it that were not; O(n log n) for all that is delayed, O(all keys)
 local function moved(at_ms)
@@ -31,7 +31,7 @@ for _, member in ipairs(members) do
   if old_ms > now_ms and due_ms <= now_ms then fell_due = fell_due + 1 end
 end
 
--- At the gate, too: how late they are may matter there.
+-- At the gate, too, where it may matter how late they are.
 for _, member in ipairs(redis.call('ZRANGE', waiting, 0, -1)) do
   redis.call('ZADD', waiting, (set_due(member)), member)
 end

@@ -13,7 +13,7 @@ from ..message.envelope import Kept, step_char
 from ..store.store import Entry, Store
 from .keyspace import raw, read_key, text, write_key
 
-#: How long a consumer counts as alive for which nothing else is said.
+#: How long a consumer counts as alive if no lease is given.
 LEASE_MS = 30_000
 
 
@@ -46,7 +46,7 @@ def dump(store: Store, queue: str) -> QueueState:
 
     It is not a snapshot: a message that moves meanwhile may appear twice.
     """
-    # In the order in which a message moves, so that none is passed over.
+    # In the order in which a message moves, so that none is missed.
     living = _dump_living(store, queue)
     ids = store.dead.ids(queue, 0, max(store.dead.count(queue), 1))
     dead = [
@@ -161,7 +161,7 @@ def _schedule(
     early = copy(store)
     early.now = "0"
     keys = {id: key for key, id in unique.items()}
-    # With a relative due time, the same message again is another one.
+    # With a relative due time, a repeated message counts as another one.
     entries = [Entry(m["id"], m.get("step", 0), m["message"], f"+{m['due_ms']}") for m in delayed]
     early.schedule(queue, [entry for entry in entries if entry.id not in keys])
     for entry in entries:
