@@ -1,4 +1,4 @@
-"""The Celery apps of this process, of whose tasks some have policies."""
+"""The Celery apps of this process, and the policies of their tasks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .policy import Policy, checked
 #: The transport option that has the policies of queues.
 OPTION = "delayed_policies"
 
-#: How often tasks are looked at for policies.
+#: How often tasks are checked for policies.
 LOOK_SECONDS = 1.0
 
 
 class Apps:
-    """The Celery apps of this process, of which those count that have declared these policies."""
+    """The Celery apps of this process that have declared these policies, or all if none has."""
 
     def __init__(self, declared: Declared | None) -> None:
         self._declared = declared
@@ -26,13 +26,13 @@ class Apps:
         self._until, self._count = 0.0, 0
 
     def with_task(self, name: str) -> Celery | None:
-        """An app that has a task; None: there is none, or none yet."""
+        """Return an app that has a task, or None if there is none, or none yet."""
         return next((app for app in self._own() if name in app._tasks), None)
 
     def policies_of_tasks(self) -> dict[str, tuple[Policy, ...]]:
-        """Those of all tasks that have some, by their names, as of a moment ago.
+        """Return the policies of all tasks that have some, by task name, as of a moment ago.
 
-        The same object as long as nothing may have changed.
+        It is the same object as long as nothing can have changed.
         """
         count = sum(len(app._tasks) for app in list(_state._get_active_apps()))
         if (now := monotonic()) < self._until and count == self._count:
@@ -47,7 +47,7 @@ class Apps:
         return self._policies
 
     def of(self, task: str) -> Celery:
-        """The app that has a task, or else one that might."""
+        """Return the app that has a task, or else one that might have it."""
         return self.with_task(task) or next(iter(self._own()), None) or _state.get_current_app()
 
     def _own(self) -> list[Celery]:

@@ -1,4 +1,4 @@
-"""The policies that an app declares: of each queue, and defaults for all of them."""
+"""The policies that an app declares: for each queue, and defaults for all of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .policy import Policy, PolicyError, checked
 from .retry.strategies import RetryStrategy
 from .written import Code, restored, written
 
-#: It is looked at so often: in case nobody has let it go when the pause ended.
+#: How often a paused message is checked, in case it was not released when the pause ended.
 LOOK_MS = 600_000
 
 Policies = tuple[Policy, ...]
@@ -42,7 +42,7 @@ class DeclaredPolicies:
                 )
 
     def statement(self, queue: str) -> dict[str, list[dict[str, Any]]]:
-        """What is said of a queue, as plain data: an empty list is said, too."""
+        """Return what is declared for a queue, as plain data. An empty list is declared, too."""
         said: dict[str, Policies | None] = {
             "queue": self.of_queues.get(queue),
             "defaults": self.defaults if self._says_defaults else None,
@@ -50,24 +50,24 @@ class DeclaredPolicies:
         return {name: [*map(written, each)] for name, each in said.items() if each is not None}
 
     def of_queue(self, queue: str) -> Policies:
-        """Its own ones, without defaults."""
+        """Return the policies of a queue itself, without defaults."""
         return self.of_queues.get(queue, ())
 
     def of(self, queue: str, task: Policies) -> Policies:
-        """Those that hold for a task with policies of its own, in the order that they are asked.
+        """Return the policies for a task with its own policies, in the order in which to ask them.
 
-        A default holds where neither the queue nor the task has a policy of its kind.
+        A default applies if neither the queue nor the task has a policy of its kind.
         """
         own = self.of_queue(queue) + task
         return (*_without(self.defaults, own), *own)
 
     def strategy(self, queue: str, task: Policies, message: Policies = ()) -> RetryStrategy | None:
-        """The retry strategy of the message, of its task, of its queue, or the default one."""
+        """Return the retry strategy of the message, of its task, of its queue, or the default."""
         return strategy_in((*message, *task, *self.of_queue(queue), *self.defaults))
 
 
 class PausedPart(NamedTuple):
-    """A pause of the tasks of a name, with * for any text, or of a tenant's. 0: without an end."""
+    """A pause of tasks by name, with * for any text, or by tenant. `until_ms` 0: no end."""
 
     task: str | None
     tenant: str | None
@@ -87,7 +87,7 @@ class PausedPart(NamedTuple):
         return self.tenant is None or message.tenant == self.tenant
 
     def delay(self, now_ms: int) -> Delay | None:
-        """It is looked at again before the end, as whoever resumes may be interrupted."""
+        """Delay until a check before the end, as a resume may be interrupted; None if it ended."""
         if 0 < self.until_ms <= now_ms:
             return None
         look_ms = now_ms + LOOK_MS
@@ -95,7 +95,7 @@ class PausedPart(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What is declared in Redis for a queue. Without `tasks` each program's own ones hold."""
+    """What is declared in Redis for a queue. Without `tasks`, each program uses its own ones."""
 
     text: str
     declared: DeclaredPolicies
@@ -103,7 +103,7 @@ class Followed(NamedTuple):
     paused: tuple[PausedPart, ...] = ()
 
     def kept_back(self, message: Message) -> Delay | None:
-        """Until when a message waits whose task or tenant is paused; None: it may run."""
+        """Return the delay of a message whose task or tenant is paused, or None if it may run."""
         for part in self.paused:
             if part.has(message) and (delay := part.delay(message.now_ms)) is not None:
                 return delay
@@ -111,7 +111,10 @@ class Followed(NamedTuple):
 
     @classmethod
     def read(cls, queue: str, text: str, own: DeclaredPolicies, apps: Apps) -> Followed:
-        """What is the same as this program's own is that. Raises PolicyError for what it lacks."""
+        """Read a declaration. Policies equal to this program's own are those objects.
+
+        Raises PolicyError if this program lacks one.
+        """
         of_tasks = apps.policies_of_tasks()
         others = chain([own.defaults], own.of_queues.values(), of_tasks.values())
         code = cache(lambda: Code(each for policies in others for each in policies))
@@ -138,17 +141,17 @@ class Followed(NamedTuple):
 
 
 def strategy_in(policies: Policies) -> RetryStrategy | None:
-    """The first retry strategy of these, which holds."""
+    """Return the first retry strategy of these, which is the one that applies."""
     return next((each for each in policies if isinstance(each, RetryStrategy)), None)
 
 
 def instead_of(message: Policies, others: Policies) -> Policies:
-    """The policies of a message, which are asked first, and the others of other kinds."""
+    """Return the policies of a message, which are asked first, then those of other kinds."""
     return (*message, *_without(others, message)) if message else others
 
 
 def _without(policies: Policies, others: Policies) -> Policies:
-    """Those of which the others have no kind."""
+    """Return the policies whose kind none of the others has."""
     kinds = {_kind(each) for each in others}
     return tuple(each for each in policies if _kind(each) not in kinds)
 

@@ -1,4 +1,4 @@
-"""Messages that at their due time go somewhere else instead of running here."""
+"""Sends messages elsewhere at their due time, instead of running them here."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from ..tasks.body import raw_body
 from .message import Message
 from .policy import Policy, PolicyError
 
-#: While the other broker cannot be reached, a message is tried again after so long.
+#: How long a message is delayed while the other broker cannot be reached.
 AGAIN_MS = 10_000
 
-#: Who has met a broker that cannot be reached leaves it alone for so long.
+#: How long a process leaves a broker alone that it could not reach.
 PATIENCE_SECONDS = 5.0
 
-#: A broker that says nothing for so long cannot be reached: the worker waits for it.
+#: How long a worker waits for a silent broker before that counts as out of reach.
 SILENCE_SECONDS = 3.0
 
-#: What transports call that, by how their URLs begin.
+#: The options of transports for that, by the beginnings of their URLs.
 SILENCE = {
     "redis": ("socket_timeout", "socket_connect_timeout"),
     "amqp": ("connect_timeout", "read_timeout", "write_timeout"),
 }
 
-#: Properties of a message that it keeps.
+#: The properties that a message keeps.
 KEPT = ("correlation_id", "reply_to", "message_id", "priority", "delivery_mode", "expiration")
 
 

@@ -61,7 +61,7 @@ class Message:
 
     @cached_property
     def info(self) -> TaskInfo:
-        """The same as `app.delayed` shows it."""
+        """The message as `app.delayed` shows it."""
         arrival = self._arrival
         return TaskInfo(
             "unacked",
@@ -104,7 +104,7 @@ class Message:
 
     @property
     def overdue_ms(self) -> int:
-        """As `late_ms`, but after a pause of its queue it counts from the end of the pause."""
+        """Like `late_ms`, but after a pause of its queue it counts from the end of the pause."""
         arrival = self._arrival
         return min(self.late_ms, max(arrival.server_ms - arrival.resumed_ms, 0))
 
@@ -121,7 +121,7 @@ class Message:
         return holders(self._arrival.store, self.queue, limit)
 
     def own_slots(self) -> Mapping[str, int]:
-        """Those of them that are its own."""
+        """The slots in `running` that are its own."""
         return slots_in(self._arrival.record)
 
     @property

@@ -19,17 +19,17 @@ from .times.timeout import Timeout
 from .times.window import Window
 from .written import restored, written
 
-#: What a message may bring along. The others are about what many messages have in common.
+#: The policies that a message may have. The others are about what many messages share.
 KINDS: tuple[type[Policy], ...] = (Backoff, DropOlder, LimitUse, Spread, Timeout, Window)
 
-#: Of the header: each message carries it, and a worker reads all of it.
+#: The maximum length of the header: each message carries it, and a worker reads all of it.
 MOST_LENGTH = 4_000
 
 _WHERE = "policies=[…] of a message"
 
 
 def write(given: Any) -> str:
-    """The header for these policies, or for the same as plain data. Raises PolicyError."""
+    """Return the header for these policies, which may be plain data. Raises PolicyError."""
     if not isinstance(given, (list, tuple)):
         raise PolicyError(f"{_WHERE}: policies are a list, not {given!r}")
     policies = [restored(each) if isinstance(each, Mapping) else each for each in given]
@@ -43,14 +43,14 @@ def write(given: Any) -> str:
 
 
 def policies_in(headers: Mapping[str, Any] | None) -> tuple[Policy, ...]:
-    """Those of a message. Raises PolicyError for what this version does not know."""
+    """Return the policies of a message. Raises PolicyError if this version does not know one."""
     text = (headers or {}).get(HEADER)
     return read(str(text)) if text else ()
 
 
 @lru_cache(1024)
 def read(text: str) -> tuple[Policy, ...]:
-    """The policies that a header has. Raises PolicyError."""
+    """Return the policies in a header. Raises PolicyError."""
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -72,19 +72,19 @@ def _check(policies: list[Any]) -> tuple[Policy, ...]:
 
 @lru_cache(1024)
 def strategy_text(strategy: RetryStrategy | None) -> str | None:
-    """The header for a retry strategy; None: only code can make it."""
+    """Return the header for a retry strategy, or None if only code can make that."""
     if strategy is not None and type(strategy) not in KINDS:
         return None
     return write([strategy] if strategy else [])
 
 
 def strategies_in(headers: Mapping[str, Any]) -> tuple[Policy, ...] | None:
-    """What the consumer of a message has named its retry strategy, if any; None: it named none."""
+    """Return the strategy, if any, that the consumer of a message has set; None: it set nothing."""
     text = headers.get(STRATEGY_HEADER)
     return None if text is None else read(str(text))
 
 
 def use_messages() -> None:
-    """Let messages that are sent from this process have policies; twice is safe."""
+    """Allow messages that this process sends to have policies. Idempotent."""
     decisions.write = write
     policy.to_json = written

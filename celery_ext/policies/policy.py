@@ -32,11 +32,11 @@ class Policy:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         policy = super().__new__(cls)
-        object.__setattr__(policy, "_arguments", (args, kwargs))  # it may be frozen
+        object.__setattr__(policy, "_arguments", (args, kwargs))  # the class may be frozen
         return policy
 
     def __repr__(self) -> str:
-        """The same in all processes: so they know the tickets of each other."""
+        """The same in all processes, so that they recognize the tickets of each other."""
         return f"{type(self).__qualname__}()"
 
     def decide(self, message: Message) -> Decision:
@@ -45,16 +45,16 @@ class Policy:
 
     @property
     def _decides(self) -> bool:
-        """Whether it has to be asked, as it has a `decide` of its own."""
+        """Whether it must be asked, because it has its own `decide`."""
         decide = getattr(self.decide, "__func__", None)
         return decide is not Policy.decide or type(self)._asked is not Policy._asked
 
     def _asked(self, message: Message) -> Decision:
-        # Under a name that those of users hardly have.
+        # Under a name that a user's policy is unlikely to have.
         return self.decide(message)
 
     def planned_ms(self, at_ms: int) -> tuple[int, str]:
-        """When a message that is due at this time may run, in ms, and why. Called on sending."""
+        """Return when a message due at this time may run, in ms, and why. Called on sending."""
         return at_ms, ""
 
     #: Whether no policy behind it is ever checked.
@@ -63,14 +63,14 @@ class Policy:
     #: Whether only single messages have it.
     is_of_message = False
 
-    #: Whether messages must know when they were first due, also those that are for now.
+    #: Whether messages must record when they were first due, even those without a delay.
     needs_first_due = False
 
     def check(self, others: tuple[Policy, ...]) -> None:
         """Raises PolicyError if it cannot be combined with the others of its queue or task."""
 
     def __json__(self) -> Any:
-        """For options that are JSON: those of a canvas, and what `celery inspect` shows."""
+        """Return it for options that are JSON: those of a canvas, and in `celery inspect`."""
         return to_json(self)
 
 
@@ -79,7 +79,7 @@ class PolicyError(OptionError):
 
 
 def length_ms(what: str, given: Any) -> int:
-    """A length of time in milliseconds. Raises PolicyError that begins with `what`."""
+    """Return a length of time in milliseconds. Raises PolicyError that begins with `what`."""
     try:
         return parse_ms(given)
     except ValueError as error:
@@ -87,7 +87,7 @@ def length_ms(what: str, given: Any) -> int:
 
 
 def checked(where: str, policies: Any, is_of_message: bool = False) -> tuple[Policy, ...]:
-    """The policies of a queue, a task or a message. Raises PolicyError that names it."""
+    """Return the policies of a queue, a task or a message. Raises PolicyError that names it."""
     if not isinstance(policies, (list, tuple)):
         raise PolicyError(f"{where}: policies are a list, not {policies!r}")
     for policy in policies:

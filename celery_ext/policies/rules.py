@@ -1,4 +1,4 @@
-"""Asks the policies of a queue and of a task, and does what follows from their answers."""
+"""Asks the policies of a queue and of a task, and acts on their answers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from .written import restored, text_of, written
 
 logger = get_logger(__name__)
 
-#: A process warns of this number of unknown limits in each queue.
+#: How many unknown limits in each queue a process warns about.
 MOST_WARNINGS = 20
 
-#: Times that a due time is moved before the policies of a queue count as contradictory.
+#: How often a due time is moved before the policies of a queue count as contradictory.
 PLAN_LIMIT = 100
 
 
@@ -50,19 +50,19 @@ class Rules:
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
         self._said: dict[str, tuple[str, dict[str, tuple[Policy, ...]]]] = {}
-        #: By queue: names of unknown limits in messages, of which it has warned.
+        #: Queue -> names of unknown limits in messages, about which it has warned.
         self._warned: defaultdict[str, set[str]] = defaultdict(set)
 
-    # What is declared in Redis goes before what this program declares.
+    # What is declared in Redis takes precedence over what this program declares.
 
     def declared(self, queue: str, known: str = "") -> str:
-        """What is to hold for a queue where `known` does: what the program names takes its place.
+        """Return `known`, a queue's declaration, with what this program declares in its place.
 
-        JSON: the policies of the queue, defaults and those of tasks; "" for none.
+        As JSON: the policies of the queue, defaults and those of tasks; "" for none.
         """
         name, tasks = queue_of(queue), self._apps.policies_of_tasks()
         text, told = self._said.get(name, ("", None))
-        if told is not tasks:  # some may have come since
+        if told is not tasks:  # tasks may have been added since
             text = as_text(found) if (found := self._statement(name)) else ""
             self._said[name] = text, tasks
         if not text or not known:
@@ -72,9 +72,9 @@ class Rules:
         return as_text({**before, **own, **({"tasks": of_tasks} if of_tasks else {})})
 
     def offered(self, queue: str) -> str:
-        """What this program declares for a queue and for all, if that needs no code; else "".
+        """Return what this program declares for a queue and for all, or "" if that needs code.
 
-        Policies of tasks come with the tasks: those who run them have them.
+        Policies of tasks are left out: the programs that run the tasks have them.
         """
         said = self._declared.statement(queue_of(queue))
         try:
@@ -91,7 +91,7 @@ class Rules:
         return found
 
     def follow(self, queue: str, text: str) -> None:
-        """Go by what is declared for a queue. Raises PolicyError where that needs other code."""
+        """Apply what is declared for a queue. Raises PolicyError if that needs code it lacks."""
         before = self._followed.get(queue)
         if text == (before.text if before else ""):
             return
@@ -109,10 +109,10 @@ class Rules:
         followed = self._followed.get(queue)
         return self._declared if followed is None else followed.declared
 
-    # What holds.
+    # What applies.
 
     def policies(self, queue: str, task: str) -> tuple[Policy, ...]:
-        """Defaults, those of the queue, then those of the task. Raises PolicyError.
+        """Return the defaults, those of the queue, then those of the task. Raises PolicyError.
 
         A message that is no task, such as a reply, has only those of its queue.
         """
@@ -129,7 +129,7 @@ class Rules:
         return found
 
     def _of_task(self, queue: str, name: str) -> tuple[Policy, ...] | None:
-        """None: no app has it, or none yet."""
+        """Return the policies of a task, or None if no app has the task, or none yet."""
         followed = self._followed.get(queue)
         if followed is not None and followed.tasks is not None:
             return followed.tasks.get(name, ())
@@ -139,7 +139,10 @@ class Rules:
         return checked(f"task {name}", getattr(app._tasks[name], "policies", ()))
 
     def plan(self, queue: str, task: str, own: str, at_ms: int) -> Plan | None:
-        """Where policies have a say in when what is being sent is due; see `Policy.planned_ms`."""
+        """Return the due time of a message that is being sent, if policies affect that, or None.
+
+        See `Policy.planned_ms`.
+        """
         policies = instead_of(read(own) if own else (), self.policies(queue, task))
         if not policies:
             return None
@@ -149,7 +152,7 @@ class Rules:
         return Plan() if any(policy.needs_first_due for policy in policies) else None
 
     def decide(self, arrival: Arrival) -> Decision:
-        """The first answer that is another one than Run; the headers of all that are."""
+        """Return the first answer other than Run, or else Run with the headers of all answers."""
         given = arrival.envelope.payload["headers"]
         task = str(given.get("task") or "")
         followed = self._followed.get(arrival.queue)
@@ -186,26 +189,26 @@ class Rules:
             headers[STRATEGY_HEADER] = text
 
     def check(self) -> None:
-        """Raises PolicyError for gates that cannot be."""
+        """Raises PolicyError for invalid gates."""
         for queue in ("", *self._declared.of_queues):
             self.gate(queue)
         _check_global(self._declared.of_queues, self._apps.policies_of_tasks())
 
     def gate(self, queue: str) -> Gate | None:
-        """The gate of a queue that has such policies, or all that may get tasks which have."""
+        """Return the gate of a queue if it, or a task that it may get, has such policies."""
         now = monotonic()
         gate, until = self._gates.get(queue, (None, 0.0))
-        if now >= until:  # tasks may have come since
+        if now >= until:  # tasks may have been added since
             gate = _new_gate(queue, self._owners(queue, self._followed.get(queue)))
             self._gates[queue] = gate, now + LOOK_SECONDS
         return gate
 
     def gated(self, queue: str) -> list[tuple[str, Gated]]:
-        """The policies of that gate, each with the task that has it, or "" where the queue has."""
+        """Return the policies of that gate, each with the task that has it, or "" for the queue."""
         return _all_gated(self._owners(queue, self._followed.get(queue)))
 
     def _owners(self, queue: str, followed: Followed | None) -> dict[str, tuple[Policy, ...]]:
-        """The policies of a queue, as of no task, and those of tasks."""
+        """Return the policies of a queue, under "", and those of tasks."""
         declared = self._declared if followed is None else followed.declared
         tasks = followed and followed.tasks
         if tasks is None:
@@ -213,12 +216,12 @@ class Rules:
         return {"": declared.of_queue(queue_of(queue)), **tasks}
 
     def passes(self, arrival: Arrival) -> bool:
-        """Whether it is no task, such as a reply, in a queue that has a gate for tasks only."""
+        """Return whether it is no task, such as a reply, and its queue's gate is for tasks only."""
         is_task = bool(arrival.envelope.payload["headers"].get("task"))
         return not is_task and not _gated(self.policies(arrival.queue, ""))
 
     def ticket(self, arrival: Arrival) -> Ticket:
-        """What the policies of its queue and then those of its task write on it."""
+        """Return the ticket that the policies of its queue, and then those of its task, write."""
         task = str(arrival.envelope.payload["headers"].get("task") or "")
         of_queue = self.policies(arrival.queue, "")
         of_task = self._of_task(arrival.queue, task) or ()
@@ -253,7 +256,7 @@ class Rules:
                 )
 
     def decided(self, arrival: Arrival, decision: Decision) -> None:
-        """Tell the result backend of a task that was dropped or buried."""
+        """Report a task that was dropped or buried to the result backend."""
         task = str(arrival.envelope.payload["headers"].get("task") or "")
         app = self._apps.of(task)
         info = Message(arrival, app).info
@@ -282,7 +285,7 @@ def _check_global(*of_places: Mapping[str, tuple[Policy, ...]]) -> None:
 
 
 def _check_one_global(queue: str, owners: Mapping[str, tuple[Policy, ...]]) -> None:
-    """Raises PolicyError where a message would wait for two of them, of which others have one."""
+    """Raises PolicyError if a message would wait for two of them while others hold one."""
     for owner, policies in owners.items():
         both = (*_gated(owners.get("", ())), *_gated(policies))
         numbers = chain.from_iterable(each.limits(owner) for each in both)
@@ -322,7 +325,7 @@ def _check_windows(queue: str, task: str, policies: tuple[Policy, ...]) -> None:
 
 
 def _planned(policies: tuple[Policy, ...], at_ms: int) -> tuple[int, str]:
-    """The first time that suits all of them."""
+    """Return the first time that suits all policies, and why it is later."""
     due_ms, reason = at_ms, ""
     for _ in range(PLAN_LIMIT):
         before = due_ms
@@ -335,6 +338,6 @@ def _planned(policies: tuple[Policy, ...], at_ms: int) -> tuple[int, str]:
 
 
 def use_rules() -> None:
-    """Let connections of this process follow the policies; twice is safe."""
+    """Make connections of this process follow the policies. Idempotent."""
     decisions.factory = Rules
     use_messages()

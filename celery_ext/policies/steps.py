@@ -1,4 +1,4 @@
-"""What policies need of a worker."""
+"""Makes workers check and follow policies."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _UID = f"{__name__}.worker_init"
 
 
 class Policies(bootsteps.Step):
-    """Checks the policies of all tasks, and lets tasks follow their retry strategies.
+    """Checks the policies of all tasks, and makes tasks follow their retry strategies.
 
-    Before a pool of processes starts, which is to have it too. Raises PolicyError.
+    It runs before a pool of processes starts, so that they follow them, too. Raises PolicyError.
     """
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ def _has_timeout(app: Celery) -> bool:
 
 
 def apply(app: Celery) -> None:
-    """Check the policies of an app's tasks and let them follow retry strategies; twice is safe."""
+    """Check the policies of an app's tasks and make them follow retry strategies. Idempotent."""
     declared = (app.conf.broker_transport_options or {}).get(OPTION) or {}
     policies = DeclaredPolicies(declared)
     Rules(declared).check()
@@ -68,13 +68,13 @@ def apply(app: Celery) -> None:
 
     for name, task in app.tasks.items():
         checked(f"task {name}", getattr(task, "policies", None) or ())
-        follow(task, strategy_of)  # a message may bring a strategy along
+        follow(task, strategy_of)  # in any case: a message may have its own strategy
 
 
 def watch_workers() -> None:
-    """Let workers of this process follow policies; twice is safe."""
+    """Make workers of this process follow policies. Idempotent."""
     worker_init.connect(_on_init, weak=False, dispatch_uid=_UID)
-    # Workers that tests start do not send it in older Celery.
+    # In older Celery, workers that tests start do not send that signal.
     _state.connect_on_app_finalize(_extend)
     for app in tuple(_state._get_active_apps()):
         _extend(app)

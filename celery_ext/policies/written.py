@@ -1,4 +1,4 @@
-"""Policies as plain data, which others may read who have not the code that declared them."""
+"""Policies as plain data, readable by programs without the code that declared them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .times.catch_up import DropOlder, Latest, Spread
 from .times.timeout import Timeout
 from .times.window import Window
 
-#: What can be made from data alone, by its name.
+#: The policies that can be made from data alone, by name.
 KINDS: dict[str, type[Policy]] = {
     each.__name__: each
     for each in (
@@ -31,24 +31,24 @@ KINDS: dict[str, type[Policy]] = {
 
 _SIGNATURES = {name: signature(KINDS[name]) for name in KINDS}
 
-#: What stands for a policy of another class, and for a function: only code makes these.
+#: What stands for a policy of another class, and for a function, which only code can make.
 OWN, CODE = "own", "code"
 
-#: Arguments that are lengths of time, and rates: written in one way however they are given.
+#: Arguments that are lengths of time, and rates. They are written in one way, however given.
 _LENGTHS = frozenset({"after", "gather", "max_age", "over", "soft", "than"})
 _RATES = frozenset({"rate"})
-#: Iterators as arguments are used up: what is made of them is written.
+#: Arguments that may be iterators, which are used up: the policy's own values are written.
 _USED_UP = frozenset({"except_dates"})
 
-#: Where an object is in the memory of one process.
+#: The address of an object in the memory of one process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def written(policy: Policy) -> dict[str, Any]:
-    """A policy as JSON has it: its kind, and its arguments that are not the default ones.
+    """Return a policy as JSON data: its kind, and its arguments that are not the defaults.
 
-    The same for whatever means the same: the order of a dict, "1h" and 3600. Functions are their
-    module and name. What may hold a secret, and classes of users, are only named.
+    Equivalent policies give the same data: dicts in any order, "1h" and 3600. A function is given
+    by module and name. A policy that may hold a secret, or of a user's class, is only named.
     """
     found: dict[str, Any] | None = getattr(policy, "_written", None)
     if found is None:
@@ -58,7 +58,7 @@ def written(policy: Policy) -> dict[str, Any]:
 
 
 def text_of(policy: Policy) -> str:
-    """The same as text."""
+    """Return the same as text."""
     text: str | None = getattr(policy, "_text", None)
     if text is None:
         text = json.dumps(written(policy), sort_keys=True)
@@ -86,7 +86,7 @@ def _written(policy: Policy) -> dict[str, Any]:
 
 
 def restored(found: Any, code: Code | None = None) -> Policy:
-    """The policy that was written so. Raises PolicyError where this process cannot make it."""
+    """Return the policy for what `written` returned. Raises PolicyError if this process cannot."""
     try:
         return _restored(found, code or Code(()))
     except PolicyError:
@@ -118,7 +118,7 @@ def _restored(found: Any, code: Code) -> Policy:
 
 
 class Code:
-    """The functions and classes that the policies of this process have, by their names."""
+    """The functions and classes that the policies of this process use, by name."""
 
     def __init__(self, policies: Iterable[Policy]) -> None:
         self._policies: dict[str, list[Policy]] = {}
@@ -132,18 +132,18 @@ class Code:
                 self._functions.setdefault(code_name(value), []).append(value)
 
     def policy(self, name: str, text: str) -> Policy:
-        """The policy of a class of that name. Raises PolicyError."""
+        """Return the policy with this class name and text. Raises PolicyError."""
         return _only(f"the policy {text} of {name}", self._policies.get(str([name, text]), []))
 
     def value(self, given: Any) -> Any:
-        """An argument as it was. Raises PolicyError for a function that is not known."""
+        """Return an argument as it was. Raises PolicyError for an unknown function."""
         if not (isinstance(given, Mapping) and given.keys() == {CODE}):
             return given
         return _only(f"the function {given[CODE]}", self._functions.get(given[CODE], []))
 
 
 def _only(what: str, found: list[Any]) -> Any:
-    """One that all are: there may be several of a name, which nobody can tell apart."""
+    """Return the only object with a name. Several with that name cannot be told apart."""
     if not found or any(each is not found[0] for each in found):
         why = "several here have that name" if found else "no policy here has it"
         raise PolicyError(f"{what} is not known here: {why}")
@@ -151,7 +151,7 @@ def _only(what: str, found: list[Any]) -> Any:
 
 
 def code_name(code: Any) -> str:
-    """What a function or a class is called in all processes that have it."""
+    """Return the name of a function or a class in all processes that have it."""
     named = code if hasattr(code, "__qualname__") else type(code)
     return f"{named.__module__}:{named.__qualname__}"
 

@@ -1,1 +1,1 @@
-"""Policies that are held over all workers together, at the gate of a queue."""
+"""Policies that are enforced across all workers, at the gate of a queue."""

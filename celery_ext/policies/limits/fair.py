@@ -12,7 +12,7 @@ from ..policy import Policy, PolicyError
 from .gated import Gated
 from .keys import By, by_text, checked_by, key_of, value_of
 
-#: Of a key that has most turns, against one that has fewest.
+#: The range of the weight of a key.
 LEAST_WEIGHT, MOST_WEIGHT = 0.001, 1_000_000
 
 
@@ -24,7 +24,7 @@ class Fair(Gated):
     """
 
     is_of_queue = True
-    is_whole = False  # a key with messages in all shards has as many turns in each
+    is_whole = False  # a key with messages in all shards has the same number of turns in each
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Policies by which the broker itself decides whose turn it is, for all workers together."""
+"""Policies with which the broker itself decides whose turn it is, across all workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..message import Message
 from ..policy import Policy, PolicyError
 from .keys import By
 
-#: The header by which a task is a tenant's.
+#: The header with the tenant of a task.
 TENANT = "tenant"
 
 Kind = Literal["limit", "drain", "shares", "throttler", "undeclared"]
@@ -22,11 +22,11 @@ Kind = Literal["limit", "drain", "shares", "throttler", "undeclared"]
 
 @dataclass(frozen=True)
 class Declared:
-    """A limit as it was declared, for who looks at it. `name` is that of its `LimitNumbers`.
+    """A limit as it was declared, for display. `name` is that of its `LimitNumbers`.
 
-    `by` is what its keys are read from, "" where it has none. `slots` are how many may run at once,
-    `rate` how many may begin in a time; None and "" where that is not limited. What is not later
-    than `after_ms` does not count. `shares` are the slots of each key; "" is all others.
+    `by` is what its keys are read from, "" if it has none. `slots` is how many may run at once,
+    `rate` how many may start in a period; None and "" if that is not limited. A task that is late
+    by `after_ms` or less does not count. `shares` are the slots of each key; "" is all others.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Declared:
     after_ms: int = 0
     has_critical: bool = False
     shares: Mapping[str, int] = field(default_factory=dict)
-    #: Whether its keys are tenants: headers, and not what a function makes of a message.
+    #: Whether its keys are tenants, read from the header and not made by a function.
     is_of_tenants: bool = False
     #: Whether other queues share it.
     is_global: bool = False
 
     @cached_property
     def known_as(self) -> str:
-        """Its name as it is read back from the gate."""
+        """The limit's name as it is read back from the gate."""
         return known_as(self.name)
 
     @cached_property
@@ -55,57 +55,57 @@ class Declared:
         return {known_as(self.of_key(key)[0]): key for key in self.shares}
 
     def of_key(self, key: str) -> tuple[str, str]:
-        """The limit and the key that the gate has for a key of it."""
+        """Return the limit and the key that the gate uses for a key of this limit."""
         if self.kind == "shares":
             return owned(self.task, share_name(key)), ""
         return self.name, key
 
     def key_in(self, limit: str, key: str) -> str | None:
-        """The reverse, of names as they are read back; None: that is another limit's."""
+        """Reverse `of_key`, for names as they are read back. None: they are another limit's."""
         if self.kind == "shares":
             return self._keys_of_shares.get(limit)
         return key if limit == self.known_as else None
 
 
 class Gated(Policy):
-    """A policy that writes what the broker has to know on the ticket of each message."""
+    """A policy that writes what the broker must know on the ticket of each message."""
 
-    #: Whether it is about turns, of which a queue has one order, whatever task a message is of.
+    #: Whether it is about turns: a queue has one order of turns for all its tasks.
     is_of_queue = False
 
     #: Whether its queue must have one shard.
     is_whole = True
 
     def check_owner(self, owner: str) -> None:
-        """Raises PolicyError where a task cannot have it."""
+        """Raises PolicyError if a task cannot have it."""
         if owner and self.is_of_queue:
             raise PolicyError(f"task {owner}: {self} is for queues: name it in delayed_policies")
 
     def limits(self, owner: str) -> Iterable[LimitNumbers]:
-        """How much there is of what messages take; `owner` is the task that has the policy."""
+        """Return the capacity that messages use. `owner` is the task that has the policy."""
         return ()
 
     def declared(self, owner: str) -> Iterable[Declared]:
-        """The same, for who looks at it."""
+        """Return the same, for display."""
         for each in self.limits(owner):
             slots = each.slots if each.slots > 0 else None
             yield Declared(each.name, "limit", owner, slots=slots, burst=each.burst)
 
-    #: What turns go by, where it gives some.
+    #: What the key of a turn is read from, if it gives turns.
     turns_by: By | None = None
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        """The ticket with what this policy has to say of a message."""
+        """Return the ticket with what this policy adds for a message."""
         return ticket
 
 
 def owned(owner: str, name: str) -> str:
-    """The name of a limit of a task, or of the queue."""
+    """Return the name of a limit of a task, or of the queue."""
     return f"{owner}/{name}" if owner else name
 
 
 def share_name(key: str) -> str:
-    """The limit of a key that has slots of its own."""
+    """Return the limit of a key that has its own slots."""
     return f"share {key}"
 
 
@@ -114,5 +114,5 @@ def is_tenant(by: By | None) -> bool:
 
 
 def with_uses(ticket: Ticket, *uses: Use) -> Ticket:
-    """The ticket of a message that takes this as well."""
+    """Return the ticket with these uses added."""
     return replace(ticket, uses=(*ticket.uses, *uses))

@@ -1,4 +1,4 @@
-"""What policies read from a message to tell messages apart: a key, a number, a yes or no."""
+"""What policies read from a message: a key, a number, or yes or no."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ By = str | Callable[[Message], Any]
 
 
 def checked_by(what: str, by: Any) -> By:
-    """Raises PolicyError that begins with `what` for what is neither a name nor a function."""
+    """Raises PolicyError that begins with `what` if `by` is neither a name nor a function."""
     if not (callable(by) or (isinstance(by, str) and by)):
         raise PolicyError(
             f"{what} takes the name of a header or a keyword argument, or a function, not {by!r}"
@@ -29,9 +29,9 @@ def by_text(by: str | Callable[..., Any] | None) -> str:
 
 
 def value_of(by: By, message: Message) -> Any:
-    """The header or keyword argument, or what the function says; None where there is none.
+    """Return the header or keyword argument, or the function's result; None if there is none.
 
-    An argument goes before a header of the same name that every task has.
+    An argument takes precedence over a header of the same name that every task has.
     """
     if callable(by):
         return by(message)

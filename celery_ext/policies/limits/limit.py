@@ -1,4 +1,4 @@
-"""How many tasks may run at once, and how fast they may begin, over all workers together."""
+"""How many tasks may run at once, and how fast they may start, across all workers."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ class Limit(Gated):
         if self.is_global and any(use.limit == name for use in ticket.uses):
             return ticket  # both its queue and its task have it
         cost = self._cost(message, name)
-        if cost == 0:  # it takes no room, and so waits for none
+        if cost == 0:  # it uses no capacity, so it does not wait
             return ticket
         given = self._given_by(message, name, "key")
         key = key_of(self.by, message) if given is None else given
         return with_uses(ticket, Use(name, key, cost))
 
     def _given_by(self, message: Message, known_as: str, what: str) -> Any:
-        """What the message says itself, of this limit or else of all; None: nothing."""
+        """Return the message's own value for this limit, or else for all; None if it has none."""
         found = {use.limit: getattr(use, what) for use in message.limit_uses}
         named = (found.get(name) for name in (self.name, known_as, None))
         return next((each for each in named if each is not None), None)
@@ -246,7 +246,7 @@ def _rate(what: str, given: Any) -> Rate:
 
 
 def whole(name: str, number: Any, least: int = 1) -> int:
-    """A number that a limit takes. Raises PolicyError that names it."""
+    """Return a number if a limit accepts it. Raises PolicyError that names it."""
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number <= MOST:
         raise PolicyError(f"{name} takes a whole number from {least} to {MOST}, not {number!r}")
     return number

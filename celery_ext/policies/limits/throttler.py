@@ -1,4 +1,4 @@
-"""Policies that go by what runs now."""
+"""Policies that depend on the tasks that are running."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .gated import Declared, Gated, with_uses
 
 _TASK, _TENANT = "running task", "running tenant"
 
-#: So many running tasks a throttler sees at the most, and for so long it is shown the same ones.
+#: How many running tasks a throttler sees at most, and for how long it sees the same ones.
 TASKS_LIMIT, TASKS_SECONDS = 1_000, 1.0
 
 
@@ -40,7 +40,7 @@ class RunningTask:
 
     @classmethod
     def of(cls, queue: str, holder: Holder) -> RunningTask:
-        """From what the gate has of it."""
+        """Return a running task, given what the gate has of it."""
         uses = {parts_of(name): cost for name, cost in holder.slots.items()}
         keys = dict([*uses])
         weights = {
@@ -75,16 +75,16 @@ class Running:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """How many tasks are running."""
         prefix = slot_name(_TASK)
         return sum(count for name, count in self._counts.items() if name.startswith(prefix))
 
     def of_task(self, name: str) -> int:
-        """Of one task."""
+        """How many tasks with this name are running."""
         return self._counts.get(slot_name(_TASK, name), 0)
 
     def of_tenant(self, tenant: str) -> int:
-        """Of one tenant."""
+        """How many tasks of this tenant are running."""
         return self._counts.get(slot_name(_TENANT, tenant), 0)
 
     def of_limit(self, name: str, key: str = "") -> int:
@@ -113,7 +113,7 @@ class Throttler(Gated):
         return self.decide(message, Running(message.running(), message.own_slots(), others))
 
     def _seen(self, message: Message) -> list[RunningTask]:
-        # Not from `__init__`, which those of users may have without calling this one's.
+        # Not from `__init__`: a user's subclass may have its own without calling this one.
         known: dict[str, tuple[float, list[RunningTask]]] = vars(self).get("_known", {})
         queue, now = message.queue, monotonic()
         if queue not in known or now >= known[queue][0]:
@@ -131,6 +131,6 @@ class Throttler(Gated):
         yield Declared(_TENANT, "throttler", owner, "tenant", is_of_tenants=True)
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:
-        """Have it counted, once."""
+        """Count the message, once."""
         uses = Use(_TASK, message.task), Use(_TENANT, message.tenant or "")
         return with_uses(ticket, *[use for use in uses if use not in ticket.uses])

@@ -1,4 +1,4 @@
-"""Lets tasks of a worker follow their retry strategies, whatever way they fail."""
+"""Makes the tasks of a worker follow their retry strategies, in whichever way they fail."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from .strategies import (
 
 logger = get_logger(__name__)
 
-#: More than Celery ever counts: the strategy says when it is enough.
+#: More than Celery ever counts: the strategy decides when to stop.
 ENDLESS = sys.maxsize
 
-#: A retry that cannot be sent now is sent after so long.
+#: How long to wait before sending a retry that cannot be sent now.
 AGAIN_MS = 10_000
 
-#: Of a queue, the policies of a task, and the headers of a message: the strategy that holds.
+#: Returns the strategy that applies, given a queue, a task's policies and a message's headers.
 StrategyOf = Callable[[str, tuple[Policy, ...], Mapping[str, Any]], RetryStrategy | None]
 
 
 def follow(task: Task, strategy_of: StrategyOf) -> None:
-    """Let a task follow its own strategy, or that of the queue that it came from; twice is safe."""
+    """Make a task follow its own strategy, or that of the queue it came from. Idempotent."""
     if not hasattr(task.run, "retrying"):
         task.run = _Retrying(task, strategy_of).run
     task.run.retrying.strategy_of = strategy_of
@@ -84,7 +84,7 @@ class _Retrying:
         return "delayed_given_up" in vars(self._task.request)
 
     def _strategy(self) -> RetryStrategy | None:
-        """The one that holds; None where Celery does without."""
+        """Return the strategy that applies, or None if there is none or Celery runs it directly."""
         request = self._task.request
         if request.called_directly or request.is_eager:
             return None
@@ -103,7 +103,7 @@ class _Retrying:
         max_retries: int | None = None,
         **options: Any,
     ) -> Any:
-        """As `Task.retry`. A time or a maximum that is given goes before the strategy's."""
+        """Like `Task.retry`. A given time or maximum takes precedence over the strategy's."""
         strategy, request = self._strategy(), self._task.request
         given = {"eta": eta, "countdown": countdown, "max_retries": max_retries}
         if strategy is None:
@@ -134,10 +134,10 @@ class _Retrying:
     def ended(
         self, request: Context, error: Exception, store_errors: bool = True
     ) -> ExceptionInfo | None:
-        """For a task that could not ask by itself, in the process that has received it.
+        """Retry a task that could not do so itself, in the process that has received it.
 
-        None: there is no strategy, or it has given up. Else it has been sent again, and this is
-        what Celery makes of such an attempt. Raises Reject where it could not be sent.
+        Returns None if there is no strategy or it has given up. Otherwise the task has been sent
+        again, and this is what Celery makes of such an attempt. Raises Reject if sending failed.
         """
         self._task.request_stack.push(request)
         try:
@@ -156,7 +156,7 @@ class _Retrying:
             self._task.request_stack.pop()
 
     def bury(self, request: Context, reason: str) -> bool:
-        """Make a dead letter of an attempt that did not begin, such that a replay begins anew."""
+        """Make a dead letter of an attempt that did not start. A replay starts from scratch."""
         self._task.request_stack.push(request)
         try:
             return bury(self._task, reason, failures.before(request.headers))
@@ -180,7 +180,7 @@ class _Retrying:
 
 
 def ran_out(message: Message, decision: RanOut) -> Decision:
-    """What follows where a task has run out of time before it has begun."""
+    """Return what happens to a task that has run out of time before it has started."""
     task = message.app.tasks.get(message.task)
     retrying = getattr(getattr(task, "run", None), "retrying", None)
     if retrying is None:
@@ -216,7 +216,7 @@ def _ask(
     attempt: int,
     max_retries: int | None,
 ) -> Retry | GiveUp:
-    """What a strategy says; one that fails itself must not lose the task."""
+    """Return a strategy's answer. A strategy that itself fails must not lose the task."""
     if max_retries is not None and attempt > max_retries:
         return GiveUp.after(attempt, error)
     try:

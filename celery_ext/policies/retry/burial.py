@@ -21,23 +21,24 @@ from .strategies import FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEA
 
 logger = get_logger(__name__)
 
-#: Headers that a task which begins anew has not.
+#: Headers that a task which starts from scratch does not have.
 BEGUN_HEADERS = {
     *(failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER),
     "redelivered",
 }
 
-#: What a dead letter has not: a channel sends it at once, and a replay does not take its key again.
+#: Headers that a dead letter does not have: a channel sends it at once, and a replay does not claim
+#: its key again.
 UNIQUE_HEADERS = ("delayed_unique", "delayed_conflict", UNTIL_HEADER)
 
 
 def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
-    """Make a dead letter of the task that runs now, such that a replay begins anew.
+    """Make a dead letter of the running task. A replay starts from scratch.
 
     Returns whether it has become one.
 
-    It may have been acked or not; if it was not, and this process dies before it is, it is
-    delivered again although it is dead.
+    The task may be acked or not. If it is not, and this process dies before it is, it is delivered
+    again although it is dead.
     """
     request = task.request
     headers = {
@@ -62,6 +63,6 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
                 store.bury(home, consumer, [letter], failures.write(history))
                 return True
         logger.error("Task %s[%s] has failed and cannot be buried", task.name, request.id)
-    except Exception:  # the error of the task itself goes on
+    except Exception:  # the task's own error is raised after this
         logger.exception("Task %s[%s] has failed and cannot be buried", task.name, request.id)
     return False

@@ -1,4 +1,4 @@
-"""What becomes of a task that has failed: when it is tried again, and when no more."""
+"""Decides when a task that has failed is tried again, and when no more."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..policy import Policy, PolicyError, length_ms
 #: The header in which a task's process finds the queue that its message came from.
 QUEUE_HEADER = "delayed_queue"
 
-#: The header of a retry that has when the first attempt has failed, in ms.
+#: The header of a retry with the time at which the first attempt failed, in ms.
 FIRST_HEADER = "delayed_first_failure"
 
 
-#: The header that says, from the first attempt on, after when there is no other, in ms.
+#: The header, from the first attempt on, with the time after which there is no other, in ms.
 GIVE_UP_HEADER = "delayed_give_up_at"
 
-#: The header in which a consumer names the strategy that is declared in Redis, where the process
-#: that runs the task would take another.
+#: The header in which a consumer names the strategy that is declared in Redis, if the process that
+#: runs the task would use another.
 STRATEGY_HEADER = "delayed_strategy"
 
 
@@ -69,13 +69,13 @@ class GiveUp:
 
     @classmethod
     def after(cls, attempts: int, error: BaseException) -> GiveUp:
-        """So many attempts have failed, the last one with an error."""
+        """Give up after this many failed attempts, the last one with this error."""
         times = "once" if attempts == 1 else f"{attempts} times, at last"
         return cls(f"failed {times} with {describe(error)}")
 
 
 class RanOut(Bury):
-    """The message becomes a dead letter unless its retry strategy has it tried again."""
+    """The message becomes a dead letter unless its retry strategy retries it."""
 
 
 class RetryStrategy(Policy):

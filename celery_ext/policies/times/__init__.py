@@ -1,1 +1,1 @@
-"""Policies of when a message may run."""
+"""Policies that decide when a message may run."""

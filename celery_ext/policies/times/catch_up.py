@@ -1,4 +1,4 @@
-"""What becomes of tasks that are late, as after an outage."""
+"""What happens to tasks that are late, for example after an outage."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ..message import Message
 from ..policy import Policy, PolicyError, length_ms
 from ..retry.strategies import GIVE_UP_HEADER, RanOut
 
-#: The header with the limits that a task was sent with: retries begin with these again.
+#: The header with the limits that a task was sent with. Retries start with these again.
 OWN_LIMITS_HEADER = "delayed_own_limits"
 
 
@@ -73,7 +73,7 @@ class Timeout(Policy):
         return Run({"timelimit": limits, OWN_LIMITS_HEADER: own, **ends})
 
     def _end_ms(self, message: Message) -> int | None:
-        """When all attempts end, which retries bring along; None: no time is given."""
+        """Return when all attempts end, which retries carry along; None without `max_age`."""
         if self.max_age_ms is None:
             return None
         brought = message.headers.get(GIVE_UP_HEADER)

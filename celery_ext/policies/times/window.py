@@ -21,7 +21,7 @@ _RANGE = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
 _DAY_MINUTES = 24 * 60
 _DAY = timedelta(days=1)
 
-#: Windows that are never open together for so long never are.
+#: Windows that are not open together within this time never are.
 LOOK_AHEAD = timedelta(days=400)
 
 
@@ -103,7 +103,7 @@ class Window(Policy):
     def _next_opening(self, at: datetime) -> datetime:
         first = at.astimezone(self.tz).date() - 2 * _DAY
         for n in range(7 * (len(self.except_dates) + 5)):
-            # A clock that is put back over midnight shows a day again when the next one has begun.
+            # A clock that is set back over midnight repeats a day when the next one has begun.
             days = (first + m * _DAY for m in range(n, n + 3))
             found = [start for day in days for start, _ in self._openings(day) if start > at]
             if found:
@@ -111,7 +111,7 @@ class Window(Policy):
         raise PolicyError(f"{self} does not open any more after {at.isoformat()}")
 
     def _openings(self, day: date) -> Iterator[tuple[datetime, datetime]]:
-        """When it is open that begins on a day of the wall's calendar, in UTC."""
+        """Yield the openings that begin on a day of the local calendar, in UTC."""
         if not self._starts_on(day):
             return
         midnight = datetime(day.year, day.month, day.day)
@@ -121,7 +121,7 @@ class Window(Policy):
             yield from self._on_the_wall(opens, opens + timedelta(minutes=length))
 
     def _on_the_wall(self, start: datetime, end: datetime) -> Iterator[tuple[datetime, datetime]]:
-        """When a clock on the wall shows from `start` to `end`: more or less where it is put on."""
+        """Yield when local clocks show `start` to `end`: longer or shorter if they change then."""
         low = (start - _DAY).replace(tzinfo=timezone.utc)
         high = (end + _DAY).replace(tzinfo=timezone.utc)
         for since, until, offset in _offsets(self.tz, low, high):
@@ -150,7 +150,7 @@ class Window(Policy):
 def _offsets(
     tz: ZoneInfo, low: datetime, high: datetime
 ) -> Iterator[tuple[datetime, datetime, timedelta]]:
-    """Spans of a few days in which the clocks of a zone are not put on, with their offset."""
+    """Yield the spans of a few days in which the clocks of a zone do not change, and the offset."""
     while low < high:
         offset, until = _offset(tz, low), high
         if _offset(tz, high) != offset:
@@ -164,7 +164,7 @@ def _offset(tz: ZoneInfo, at: datetime) -> timedelta:
 
 
 def _change(tz: ZoneInfo, low: datetime, high: datetime) -> datetime:
-    """The second at which the offset changes between two times."""
+    """Return the second at which the offset changes between two times."""
     offset, second = _offset(tz, low), timedelta(seconds=1)
     while high - low > second:
         middle = low + (high - low) // (2 * second) * second
