@@ -95,7 +95,7 @@ class PausedPart(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """What is declared in Redis for a queue. Without `tasks`, each program uses its own ones."""
+    """The declaration in Redis for a queue. Without `tasks`, each program uses its own policies."""
 
     text: str
     declared: DeclaredPolicies

@@ -1,4 +1,4 @@
-"""What all policies have in common."""
+"""The base of all policies."""
 
 from __future__ import annotations
 

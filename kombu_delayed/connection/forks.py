@@ -18,7 +18,7 @@ PACKAGES = frozenset({"celery", "celery_ext", "kombu", "kombu_delayed", "redis"}
 
 
 def free_cached_properties() -> None:
-    """Give each cached property of these packages a lock of its own."""
+    """Give each cached property of these packages a new lock."""
     for name, module in tuple(sys.modules.items()):
         if name.partition(".")[0] in PACKAGES:
             for each in tuple(vars(module).values()):

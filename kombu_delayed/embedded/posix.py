@@ -1,6 +1,6 @@
-"""What an embedded server needs of a POSIX system, checked only when it is used.
+"""The POSIX functions that an embedded server needs, checked only when they are used.
 
-Producers and clients of a server elsewhere also run on systems without it.
+Producers and clients of a server elsewhere also run on systems without them.
 """
 
 from __future__ import annotations

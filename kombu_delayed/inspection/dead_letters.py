@@ -37,7 +37,7 @@ class DeadLetters:
     def __iter__(self) -> Iterator[DeadLetter]:
         """All of them, the oldest of each shard first, fetched page by page.
 
-        None is passed over if others are replayed or purged meanwhile.
+        None is skipped if others are replayed or purged meanwhile.
         """
         for shard, ids in self._pages(None):
             yield from self._store.dead.letters(shard, ids)

@@ -61,7 +61,7 @@ class Settled(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What is kept under a name. Times are ms since the epoch.
+    """The record of an expectation or an early answer. Times are ms since the epoch.
 
     `state` is "early" (an answer without a question), "open", "answered", "failed", "timed_out" or
     "cancelled", since `at_ms`. `id` is that of the message, "" if "early". `due_ms` is the timeout

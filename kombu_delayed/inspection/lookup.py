@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Found:
-    """A message, where it is, and what is known of it there.
+    """A message, its place, and the facts that are known there.
 
     `state` is "delayed", "waiting" (due, at the gate), "ready", "unacked" or "dead". `due_ms` is
     None if it was never delayed, `at_ms` is the time of burial. `deliveries` counts how often a

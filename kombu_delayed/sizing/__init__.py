@@ -1,4 +1,4 @@
-"""What messages cost the broker's servers, as measured: see docs/operations.md.
+"""The measured costs of messages for the broker's servers: see docs/operations.md.
 
 Memory is that of a server with jemalloc, as Redis and Valkey are built on Linux. It rounds each
 allocation up to one of its sizes.
@@ -50,7 +50,7 @@ PARTS_PER_NODE = 4
 
 @dataclass(frozen=True)
 class Servers:
-    """What a load needs: `nodes`, and how many `shards` its messages must be split into."""
+    """The servers for a load: `nodes`, and how many `shards` its messages must be split into."""
 
     nodes: int
     shards: int

@@ -92,7 +92,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a load needs. `servers` are nodes and their replicas, `because_of` is rate or memory.
+    """The plan for a load. `servers` are nodes and their replicas, `because_of` is rate or memory.
 
     `memory_bytes` is that of all messages and events, without replicas. `capacity_per_second` is
     the most that all nodes can do, and `headroom` is that divided by the load's rate.

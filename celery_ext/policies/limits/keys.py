@@ -1,4 +1,4 @@
-"""What policies read from a message: a key, a number, or yes or no."""
+"""Reads from a message what policies need: a key, a number, or yes or no."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a single message uses of the limits of its queue."""
+"""Changes how much a single message uses of the limits of its queue."""
 
 from __future__ import annotations
 

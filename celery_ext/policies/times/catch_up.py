@@ -1,4 +1,4 @@
-"""What happens to tasks that are late, for example after an outage."""
+"""Policies for tasks that are late, for example after an outage."""
 
 from __future__ import annotations
 

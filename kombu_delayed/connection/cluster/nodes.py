@@ -67,7 +67,7 @@ class _Rest:
 
 
 class _Map(NamedTuple):
-    """What redis-py knows of the nodes, copied so that it can be read without redis-py's locks."""
+    """A copy of what redis-py knows of the nodes, which can be read without redis-py's locks."""
 
     #: Slot -> the master that has it.
     owners: dict[int, Node]
@@ -76,7 +76,7 @@ class _Map(NamedTuple):
 
 
 class Cluster:
-    """What redis-py knows of a Cluster's slots, kept up to date. Safe from any thread.
+    """The nodes and slots of a Cluster, from redis-py and kept up to date. Safe from any thread.
 
     `parameters` are those of connections, without host and port.
     """

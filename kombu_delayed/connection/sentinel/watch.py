@@ -68,7 +68,7 @@ class Follower(Protocol):
 
 
 class MasterWatch:
-    """What the Sentinels report about one master, for all connections of this process.
+    """Follows what the Sentinels report about one master, for all connections of this process.
 
     `parameters` are those of connections to the Sentinels.
     """
@@ -148,7 +148,7 @@ class MasterWatch:
     def found_no_newer(self, address: Address, epoch: int) -> None:
         """Record an older answer, as all Sentinels that answer lag.
 
-        They were set up anew, or the others have not learned of the failover yet.
+        They were set up again, or the others have not learned of the failover yet.
         """
         with self._locked():
             self._epoch = epoch
