@@ -44,7 +44,7 @@ __all__ = [
     "unique_headers",
 ]
 
-# The command line and every pytest run import this package: nothing heavy before it is used.
+# The command line and every pytest run import this package, so names are imported on first use.
 __getattr__ = names_of(
     __name__,
     {

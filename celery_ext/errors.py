@@ -1,4 +1,4 @@
-"""What this extension raises, beyond what kombu_delayed does."""
+"""The errors of this extension, in addition to those of kombu_delayed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from redis.exceptions import RedisError
 
 from kombu_delayed.errors import UNREACHABLE, DelayedError
 
-#: What a call raises while the broker does not answer, or for what it cannot do.
+#: Errors of a call that the broker does not answer or cannot carry out.
 BROKER_FAILS = (DelayedError, OperationalError, RedisError, *UNREACHABLE)
 
 
 class Stored(Protocol):
-    """How many messages are certainly stored: a BulkReport."""
+    """The numbers of messages that are certainly stored, as in a BulkReport."""
 
     delayed: int
     ready: int
@@ -58,7 +58,7 @@ class AlreadyExpected(DelayedError):
     """
 
     def __init__(self, key: str = "", expectation_id: str = "") -> None:
-        """With the key that both have."""
+        """`key` is the key that both tasks use."""
         self.key, self.expectation_id = key, expectation_id
         super().__init__(key, expectation_id)
 

@@ -13,17 +13,18 @@ if TYPE_CHECKING:
 
     from kombu_delayed.testing import Broker, Clock
 
-# Every pytest run imports this module: pytest and the standard library, and all else where it is
-# used. The fixtures for Kombu alone are here as well, since kombu_delayed itself imports Kombu.
+# Every pytest run imports this module, so it imports only pytest and the standard library; the
+# functions import everything else. The fixtures for Kombu alone are here as well, because
+# kombu_delayed itself imports Kombu.
 
 APP = "delayed_celery_app"
 
 START_SECONDS = 30
 
-#: Where results would be kept on a server of the app's own.
+#: URL schemes of result backends that would keep results on the app's own server.
 RESULTS = ("redis", "rediss", "redis+socket", "sentinel")
 
-#: They would lead an app to another broker than its configuration.
+#: Environment variables that would override the broker of the app's configuration.
 VARIABLES = (
     "CELERY_BROKER_URL",
     "CELERY_BROKER_READ_URL",
@@ -33,7 +34,7 @@ VARIABLES = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The app may be named in pytest's configuration, in the form of `celery --app`."""
+    """Add an option to pytest's configuration that names the app as in `celery --app`."""
     parser.addini(APP, "the Celery app for delayed_worker, such as shop.celery:app", default="")
 
 
@@ -70,7 +71,7 @@ def delayed_clock(delayed_broker: Broker) -> Iterator[Clock]:
 
 @pytest.fixture(scope="session")
 def delayed_celery_app(pytestconfig: pytest.Config) -> Celery:
-    """The app under test: the one that pytest's option of this name stands for, or override it."""
+    """The app under test, from pytest's option of the same name. You can override this fixture."""
     name = pytestconfig.getini(APP)
     if not name:
         raise pytest.UsageError(
@@ -86,7 +87,7 @@ def delayed_celery_app(pytestconfig: pytest.Config) -> Celery:
 def delayed_app(
     delayed_celery_app: Celery, delayed_broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Celery]:
-    """The app under test, with the broker of this test, which also keeps results for Redis."""
+    """The app under test on this test's broker, which also keeps the results of a Redis backend."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     app, url = delayed_celery_app, delayed_broker.url
@@ -95,7 +96,7 @@ def delayed_app(
         "broker_read_url": url,
         "broker_write_url": url,
         "task_always_eager": False,
-        "worker_hijack_root_logger": False,  # or pytest's caplog would hear nothing
+        "worker_hijack_root_logger": False,  # or pytest's caplog would capture nothing
     }
     if str(app.conf.result_backend).partition("://")[0] in RESULTS:
         settings["result_backend"] = delayed_broker.result_url
@@ -111,7 +112,7 @@ def delayed_app(
 
 
 def _disconnect(app: Celery) -> None:
-    """Forget connections: to another broker or its results, or to this one before it was empty."""
+    """Drop connections to another broker or its results, or to this one before it was emptied."""
     from kombu import pools
 
     app._backend_cache = None
@@ -155,7 +156,7 @@ def delayed_worker(
     def activity() -> tuple[bool, int]:
         return bool(state.reserved_requests or state.active_requests), state.all_total_count[0]
 
-    state.reset_state()  # of an earlier worker in this process
+    state.reset_state()  # left by an earlier worker in this process
     delayed_broker.watch(activity)
     options = {"perform_ping_check": False, "WorkController": Worker, **delayed_worker_options}
     with contrib.start_worker(delayed_app, **options) as worker:

@@ -1,1 +1,1 @@
-"""What belongs to one app: its broker, queues, settings and signals."""
+"""The parts that belong to one app: its broker, queues, settings and signals."""

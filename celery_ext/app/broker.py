@@ -1,4 +1,4 @@
-"""An app's broker, as far as its backlog goes."""
+"""The connection to an app's broker and its backlog."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kombu_delayed.transport.transport import Transport
 
 from ..errors import BrokerError
 
-#: Of the app's `task_publish_retry_policy`: connecting is retried as for `apply_async`.
+#: Keys of the app's `task_publish_retry_policy`: connecting is retried as in `apply_async`.
 RETRY_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
 
 
@@ -35,10 +35,10 @@ Self = TypeVar("Self", bound="Broker")
 
 
 class Broker:
-    """One connection, made when it is first needed and again after it was lost or closed.
+    """One connection, opened on first use and again after it was lost or closed.
 
-    Raises BrokerError where the broker keeps no backlog, and Kombu's OperationalError where it
-    cannot be reached.
+    Raises BrokerError if the broker keeps no backlog, and Kombu's OperationalError if it cannot
+    be reached.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -51,7 +51,7 @@ class Broker:
         _all.add(self)
 
     def _after_fork(self) -> None:
-        """In a child: another thread may just have been connecting, which is not there any more."""
+        """Reset a child whose parent forked while another thread, now gone, was connecting."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
             return
@@ -77,7 +77,7 @@ class Broker:
 
     @property
     def store(self) -> Store:
-        """The moves of the broker's messages."""
+        """The store, which moves the broker's messages."""
         store = self._store
         if store is not None and not self._lost:
             return store
@@ -90,7 +90,7 @@ class Broker:
 
     @property
     def rules(self) -> Rules | None:
-        """Who decides of its messages, as the app declares it; None: nobody."""
+        """The rules that decide about its messages, as the app declares them, or None."""
         with self._lock:
             _ = self.store  # connects
             rules: Rules | None = self._channel.rules
@@ -104,13 +104,13 @@ class Broker:
             connection.ensure_connection(**options)
             self._channel = connection.default_channel
             store = copy(self._channel.store)
-        # A Cluster finds its nodes again by itself.
+        # A Cluster connection finds lost nodes again without a reconnect.
         on_lost = self._was_lost if store.cluster is None else lambda: None
         store.run = _ToldConnection(store.over(store.client).run, on_lost)
         return store
 
     def reachable(self: Self) -> Self | None:
-        """The same but for what is on nodes of a Cluster that do not answer; None: all answer."""
+        """A copy without the nodes of a Cluster that do not answer, or None if all answer."""
         store = self.store
         run: Any = store.run
         if not (down := run.nodes_down()):
@@ -121,7 +121,7 @@ class Broker:
         return other
 
     def _was_lost(self) -> None:
-        # Another of the URLs may have to be tried next.
+        # The next call may have to try another of the URLs.
         self._lost = True
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Broker:
 
 
 def own_broker(app: Celery) -> Broker:
-    """The one that all of this process share that runs tasks or answers them."""
+    """The broker shared by everything in this process that runs tasks or answers them."""
     return _broker(app, os.getpid())
 
 
@@ -157,14 +157,14 @@ forks.in_children(_after_fork)
 
 
 class BrokerUnreachable(OperationalError, ConnectionError):
-    """What Celery users know from `apply_async`, for who looks for an error of Redis as well."""
+    """The error of `apply_async`, which can also be caught as a ConnectionError of Redis."""
 
 
 class _ToldConnection:
-    """A connection that raises what Celery users know from `apply_async`.
+    """A connection that raises the same error as `apply_async`.
 
-    On a Cluster it waits for a slot that is on its way to another node. Nothing is looked for on
-    the nodes that it `leaves_out`.
+    On a Cluster it waits for a slot that is moving to another node. Searches skip the nodes that
+    it `leaves_out`.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class _ToldConnection:
         return getattr(self._connection, name)
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
-        """As the connection's; raises OperationalError where the broker cannot be reached."""
+        """Run a command. Raises OperationalError if the broker cannot be reached."""
         try:
             return self._connection.insist(*command, replicas=replicas)
         except UNREACHABLE as error:
@@ -190,12 +190,12 @@ class _ToldConnection:
     insist = __call__
 
     def many(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """As the connection's; raises and returns OperationalError as a call does."""
+        """Run commands. Raises OperationalError, or returns it in place of an answer."""
         try:
             answers = self._connection.many(commands)
         except UNREACHABLE as error:
             raise self._told(error) from error
-        waits = True  # but once: others may wait for the same slot
+        waits = True  # until one wait fails: other commands may need the same slot
         for n, answer in enumerate(answers):
             if waits and isinstance(answer, SlotMoves):
                 answers[n] = self._waited_for(commands[n])
@@ -218,7 +218,7 @@ class _ToldConnection:
         ]
 
     def without(self, nodes: Collection[Node]) -> _ToldConnection:
-        """The same, which looks for nothing on some nodes."""
+        """The same connection, with searches that skip some nodes."""
         return _ToldConnection(self._connection, self._on_lost, nodes)
 
     def nodes_down(self) -> set[Node]:

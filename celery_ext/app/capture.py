@@ -1,4 +1,4 @@
-"""Celery's own way of sending, with the messages kept aside instead of sent."""
+"""Runs Celery's own sending code, but keeps the messages instead of sending them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kombu_delayed.transport.channel.channel import Channel
 
 from .unique_outcomes import hearing
 
-#: The app whose call is going on in this context, and its producer.
+#: The app whose call runs in this context, and its producer.
 _current: ContextVar[tuple[Celery, Any] | None] = ContextVar("producer", default=None)
 
 
 class Captured(NamedTuple):
-    """What a channel would send.
+    """A message that a channel would send.
 
     `verb` is "schedule" or "put" with a queue, an entry and the queue's expiry in ms as `given`, or
-    "publish" with a topic and a text; or "sent" with the outcome for a message with a unique key,
-    which a channel sends at once, since the answer decides.
+    "publish" with a topic and a text, or "sent" with the outcome of a message with a unique key. A
+    channel sends such a message at once, because the answer decides.
     """
 
     verb: str
@@ -32,7 +32,7 @@ class Captured(NamedTuple):
 class Capture:
     """Stands in for a channel: routes and declares as it does, and keeps what it would send."""
 
-    #: Who sends them later has them planned by the rules.
+    #: The rules plan the messages later, when they are really sent.
     plans_later = True
 
     def __init__(self, app: Celery, channel: Channel) -> None:
@@ -56,7 +56,7 @@ class Capture:
         return found
 
     def add(self, verb: str, *given: Any) -> None:
-        """What the channel says to a batch for each queue that a message goes to."""
+        """Keep a message. The channel calls this for each queue that the message goes to."""
         self._messages.append(Captured(verb, given))
 
     def of(
@@ -66,16 +66,16 @@ class Capture:
         at_once: Callable[[list[Captured]], None] | None = None,
         **options: Any,
     ) -> list[Captured]:
-        """The messages of a call of Celery's; with `at_once`, that is given them instead.
+        """Return the messages of a call to Celery, or pass them to `at_once` if it is given.
 
-        Raises what the call raises, and then keeps nothing.
+        Raises the errors of the call, and then keeps no messages.
         """
         self._messages, self._at_once = [], at_once
         token = _current.set(self._current)
         try:
             send(*args, **options)
             return self._messages
-        except AttributeError as error:  # Kombu's, of a channel that has no connection any more
+        except AttributeError as error:  # from Kombu, for a channel that lost its connection
             if not self._channel.closed:
                 raise
             raise OperationalError(
@@ -87,7 +87,7 @@ class Capture:
 
 
 def _use_current(app: Celery) -> None:
-    """Canvases do not pass a producer on to their parts, which ask the app for one."""
+    """Let the app return the current producer, as the parts of a canvas ask the app for one."""
     acquire = app.producer_or_acquire
     if not hasattr(acquire, "uses_current"):
 

@@ -1,4 +1,4 @@
-"""What commands share: several options as one, and errors that are told in a line."""
+"""Helpers of the commands: several options as one decorator, and errors as one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Several options as one decorator, in the order of the help page."""
+    """Combine several options into one decorator, in the order of the help page."""
 
     def decorate(command: Any) -> Any:
         for each in reversed(options):
@@ -26,7 +26,7 @@ def all_of(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 @contextmanager
 def expected_failures() -> Iterator[None]:
-    """Turn what may well happen into a line on stderr and an exit code."""
+    """Turn expected errors into a line on stderr and an exit code."""
     try:
         yield
     except QueryError as error:

@@ -12,7 +12,7 @@ import celery.canvas
 
 
 def uuid7() -> str:
-    """A UUID of version 7 (RFC 9562): 48 bits of Unix time in ms, the rest chance."""
+    """A UUID of version 7 (RFC 9562): 48 bits of Unix time in ms, the rest random."""
     since_ms = time.time_ns() // 1_000_000
     high = since_ms << 16 | 0x7 << 12 | secrets.randbits(12)
     return str(uuid.UUID(int=high << 64 | 0b10 << 62 | secrets.randbits(62)))
@@ -22,7 +22,7 @@ KINDS = {"uuid7": uuid7}
 
 
 def use_ids(kind: str) -> None:
-    """Let Celery make such ids, in all of this process. Raises ValueError for an unknown kind."""
+    """Let Celery make ids of this kind in the whole process. Raises ValueError if it is unknown."""
     if kind not in KINDS:
         raise ValueError(f"task_ids takes one of {', '.join(KINDS)}, not {kind!r}")
     # Celery has no setting for it; these are the places where it makes ids.

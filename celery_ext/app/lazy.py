@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are used first."""
+"""Imports the names of a package on first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 
 def names_of(package: str, modules: Mapping[str, Iterable[str]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package; `modules` has the names in each, which may be its own."""
+    """Make the `__getattr__` of a package. `modules` maps each module to the names in it.
+
+    A name that a module does not define stands for the module itself.
+    """
     homes = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What can be set of the outcomes that workers record: one home per option."""
+"""The options for the outcomes that workers record."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kombu_delayed.store.outcomes.records import Kept
 
 from .settings import option, parse
 
-#: Where an app's configuration has them.
+#: The name of the setting in an app's configuration.
 SETTING = "delayed_outcomes"
 
 
 @dataclass(frozen=True)
 class OutcomeOptions:
-    """The setting `delayed_outcomes` of an app, checked. Raises OptionError for what is wrong."""
+    """The validated setting `delayed_outcomes` of an app. Raises OptionError for invalid values."""
 
     limit: int = option(
         10_000,
@@ -52,7 +52,7 @@ class OutcomeOptions:
 
     @classmethod
     def of(cls, app: Celery) -> OutcomeOptions | None:
-        """Those of an app; None: `delayed_outcomes = False`, so nothing is recorded."""
+        """The options of an app, or None if `delayed_outcomes = False` turns recording off."""
         given = app.conf.get(SETTING)
         if given is False:
             return None

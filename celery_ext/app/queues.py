@@ -1,4 +1,4 @@
-"""The queues of an app's broker: which there are, and where the tasks of each lie."""
+"""The queues of an app's broker, and the shards that hold their tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .broker import Broker
 
 logger = get_logger(__name__)
 
-#: How often an app's tasks are looked at for result backends.
+#: How often an app's tasks are checked for result backends.
 LOOK_SECONDS = 1.0
 
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Queues(Broker):
-    """What the verbs on delayed tasks share: the broker, its queues and their shards."""
+    """The common base of the verbs on delayed tasks: the broker, its queues and their shards."""
 
     def __init__(self, app: Celery) -> None:
         super().__init__(app)
@@ -45,9 +45,9 @@ class Queues(Broker):
         self._look_again_at = -inf
 
     def queues(self) -> list[str]:
-        """The app's queues, and all in the broker that have or had something.
+        """The app's queues, and all queues of the broker that have or had something in them.
 
-        The latter are found by looking at the names of all keys there.
+        The latter are found by scanning the names of all keys.
         """
         found = backlogs.queues(self.store)
         self.store.shards.seen(found)
@@ -55,14 +55,14 @@ class Queues(Broker):
 
     @property
     def named(self) -> set[str]:
-        """The app's queues, and those to which it gives policies: they may not be used yet."""
+        """The app's queues, and those with policies, which may not be in use yet."""
         options = self.app.conf.broker_transport_options or {}
         return {*self.app.amqp.queues, *(options.get("delayed_policies") or ())} - {ALL_QUEUES}
 
     def check_queue(self, queue: str) -> None:
-        """Raises QueryError for a queue that the app does not know and that is not in the broker.
+        """Raises QueryError for a queue that neither the app nor the broker knows.
 
-        Only for one that the app does not know the names of all keys there are looked at.
+        The names of all keys are scanned only for a queue that the app does not know.
         """
         if queue in self.named or queue in (known := self.queues()):
             return
@@ -71,7 +71,7 @@ class Queues(Broker):
         raise QueryError(f"there is no queue {queue!r}{advice}")
 
     def shards(self, queue: str | None = None) -> list[str]:
-        """What a queue, or all, are made of in the broker: themselves unless they are spread."""
+        """The shards of one queue or of all. A queue that is not spread is its own only shard."""
         shards = self.store.shards
         return [name for each in self._names(queue) for name in shards.all(each)]
 
@@ -87,10 +87,10 @@ class Queues(Broker):
     def where(
         self, queue: str | None, ids: Sequence[str], found: set[str]
     ) -> Iterator[Sequence[str]]:
-        """The shards to look into for some ids: those of a queue, or of each of the app's queues.
+        """The shards to search for some ids: those of a queue, or of each of the app's queues.
 
-        Where some are in none of the app's queues, the others that there are come then. Raises
-        QueryError for what is not an id.
+        The caller adds to `found` the ids that it has found. If some are in none of the app's
+        queues, the other queues of the broker follow. Raises QueryError for an invalid id.
         """
         shards = self.store.shards
         ids = ids_of(ids)
@@ -104,7 +104,10 @@ class Queues(Broker):
             yield from filter(None, map(shards.all, others))
 
     def is_told_of_cancelling(self) -> bool:
-        """Whether anybody is; the app's tasks, which may be many, are looked at once a second."""
+        """Returns whether receivers, events or a result backend are told of cancelled tasks.
+
+        The app's tasks, which may be many, are checked for result backends once a second.
+        """
         if signals.task_cancelled.receivers or self.app.conf.task_send_sent_event:
             return True
         if monotonic() >= self._look_again_at:
@@ -113,7 +116,7 @@ class Queues(Broker):
         return self._keeps_results
 
     def was_cancelled(self, info: TaskInfo) -> None:
-        """Tell the result backend, event consumers and the signal of a task that was dropped."""
+        """Notify the result backend, event consumers and signal receivers of a dropped task."""
         store_revoked(self.app, info)
         signals.task_cancelled.send(sender=self.app, info=info)
 
@@ -121,9 +124,9 @@ class Queues(Broker):
 def despite_nodes_down(
     search: Callable[Concatenate[Queues, P], T],
 ) -> Callable[Concatenate[Queues, P], T]:
-    """Have it search all queues, or those on the nodes of a Cluster that answer.
+    """Let a search cover all queues, or only those on the nodes of a Cluster that answer.
 
-    It raises the error of a node that does not where nothing was found.
+    If nothing is found, the error of a node that does not answer is raised.
     """
 
     @wraps(search)

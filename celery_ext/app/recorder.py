@@ -1,4 +1,4 @@
-"""Records what becomes of tasks: a worker's hooks note it, and a thread writes it to Redis."""
+"""Records the outcomes of tasks: a worker's hooks note them, and a thread writes them to Redis."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from .outcome_options import OutcomeOptions
 
 logger = get_logger(__name__)
 
-#: So much is kept of an error's text, and of the arguments of what has failed.
+#: Maximum length of a recorded error's text, and of the arguments of a failed task.
 MESSAGE_LENGTH, ARGUMENTS_LENGTH = 300, 200
 
-#: A worker that ends waits so long for Redis to take what it has to say.
+#: How long a worker that ends waits for Redis to take the remaining events.
 STOP_SECONDS = 2.0
 
-#: So many tasks are written in one go: others have the interpreter in between.
+#: How many tasks are written at once; other threads get the interpreter in between.
 BATCH = 500
 
-#: Of the ids of other tasks so much is kept.
+#: Maximum length of the recorded ids of related tasks.
 ID_LENGTH = 100
 
 ALIVE_MS = int(ALIVE_SECONDS * 1000)
 
-#: So many first lines are remembered.
+#: A cache of the first lines of records.
 _head = lru_cache(1_000)(head_of)
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A task in a worker, from its receipt to its end: what is known of it, and what is written.
+    """A task in a worker, from its receipt to its end: its facts, and how many are written.
 
-    Hooks set a fact and then look at `is_seen`; the thread sets that and then reads the facts. So
-    whatever the one has missed, the other has not.
+    Hooks set a fact and then check `is_seen`; the thread sets `is_seen` and then reads the facts.
+    So a fact that one of them misses is seen by the other.
     """
 
     queue: str
@@ -65,34 +65,34 @@ class Run:
     ended_at: float = 0.0
     pid: int = 0
     is_late: bool = False
-    #: When it was due, or its queue was resumed since; None: it was not delayed.
+    #: When it was due, or its queue was resumed since; None if it was not delayed.
     due_ms: int | None = None
     state: str = ""
     rest: Any = None
     is_seen: bool = False
-    #: The time limit that it ran over, in a pool that cannot end it; 0: it did not.
+    #: The time limit that it exceeded in a pool that cannot end it; 0 if it did not.
     limit_seconds: float = 0.0
-    #: How many of its lines: received, started, ended (and of what it ran over).
+    #: How many of its lines are written: received, started, ended (and an exceeded limit).
     written: int = 0
 
 
 @dataclass
 class Unsent:
-    """The notes of a queue that Redis has yet to take, by id and tenant, of so many events."""
+    """The notes of a queue that Redis has not taken yet, by id and tenant, and their events."""
 
     notes: dict[tuple[str, str | None], Note]
     events: int = 0
 
 
 class Recorder:
-    """What happens to tasks in one worker. Its hooks only append; they raise and wait for nothing.
+    """Records the tasks of one worker. Its hooks only append; they never raise or block.
 
-    What Redis does not take waits in a bounded buffer; `dropped` counts what found no room.
+    Events that Redis does not take wait in a bounded buffer; `dropped` counts those without room.
     """
 
     def __init__(self, app: Celery, options: OutcomeOptions, hostname: str) -> None:
         self.options = options
-        #: What the worker is called in Redis. A worker started again under its name is another.
+        #: The name of the worker in Redis. After a restart under the same name it is another one.
         name = json.dumps(hostname)[1:-1].replace('"', "")
         self.worker = f"{name}:{os.getpid()}:{secrets.token_hex(2)}"
         self.dropped = 0
@@ -108,15 +108,15 @@ class Recorder:
         self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="delayed-outcomes", daemon=True)
 
-    # What hooks call, in whichever thread.
+    # Called by hooks, in any thread.
 
     def received(self, request: Any, shard: str) -> Run | None:
-        """A worker has a task; None: there is no room to remember it."""
+        """Note that the worker has received a task. Returns None if the buffer is full."""
         headers = request._request_dict
         retries = _number(headers, "retries")
         retries += _number(headers, "replaced_task_nesting") * NESTING
         tenant, id = tenant_text(headers.get("tenant")), request.id
-        if not id.isascii():  # what is no UTF-8 would keep all others from being written
+        if not id.isascii():  # an id that is not UTF-8 would block all other writes
             id = id.encode(errors="backslashreplace").decode()
         run = Run(shard, id, request.name, tenant, retries, _family(headers), time.time())
         told = getattr(getattr(request, "message", None), "headers", None)
@@ -125,21 +125,21 @@ class Recorder:
         return run if self._has_room(run) else None
 
     def started(self, run: Run, pid: int, is_late: bool) -> None:
-        """A pool has begun it; `is_late`: it is acknowledged when it has ended."""
+        """Note that a pool has started it. `is_late`: it is acknowledged when it has ended."""
         run.pid, run.is_late = pid, is_late
         run.started_at = time.time()
         if run.is_seen:
             self._has_room(run)
 
     def ended(self, run: Run, state: str, rest: Any) -> None:
-        """It has ended: "+" with the seconds that it took, or "-", "~", "x" or "b" with facts."""
+        """Note its end: "+" with its run time in seconds, or "-", "~", "x" or "b" with facts."""
         run.rest, run.state = rest, state
         run.ended_at = time.time()
         if run.is_seen:
             self._has_room(run)
 
     def returned(self, run: Run) -> None:
-        """It has gone back to its queue before it began; from any thread."""
+        """Note that it went back to its queue before it started. Safe from any thread."""
         if not run.ended_at:
             self.ended(run, "b", {})
 
@@ -151,14 +151,14 @@ class Recorder:
         return True
 
     def failed(self, run: Run, error: Any, traceback: Any, **facts: Any) -> None:
-        """It has failed, of this error."""
+        """Note that it failed with this error."""
         found = {**_said(error), **facts}
         if traceback:
             found["traceback"] = str(traceback)[-TRACEBACK_LENGTH:]
         self.ended(run, "-", found)
 
     def retrying(self, run: Run, error: Any, traceback: Any, **facts: Any) -> None:
-        """It is to be retried, because of an error or by its own will."""
+        """Note that it will be retried, because of an error or at its own request."""
         cause, when = error.exc, error.when
         at_ms = int(time.time() * 1000)
         if isinstance(when, datetime):
@@ -177,7 +177,7 @@ class Recorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Write what is left, if Redis takes it soon."""
+        """Write the remaining events, if Redis takes them soon."""
         self._ending.set()
         self._thread.join(STOP_SECONDS)
 
@@ -188,7 +188,7 @@ class Recorder:
         self._broker.close()
 
     def step(self, ends: bool = False) -> None:
-        """Write what has happened since, and say that this worker is alive, or that it ends."""
+        """Write new events, and report that this worker is alive, or that it ends."""
         try:
             while True:
                 self._gather()
@@ -196,7 +196,7 @@ class Recorder:
                 if not self._runs:
                     break
             self._beat(ends)
-        except Exception:  # whatever it is, the worker and its tasks go on
+        except Exception:  # no error may stop the worker or its tasks
             logger.exception("Outcomes of tasks were not recorded")
             self._unsent.clear()
         if self.dropped > self._told and not self._failing:
@@ -206,7 +206,7 @@ class Recorder:
             logger.warning("%d events of tasks were not recorded: the buffer was full", count)
 
     def _gather(self) -> None:
-        """Make notes of what has happened: all that does between two writes is one note."""
+        """Turn events into notes: all events of a task between two writes become one note."""
         for _ in range(min(len(self._runs), BATCH)):
             run = self._runs.popleft()
             run.is_seen = True
@@ -231,12 +231,12 @@ class Recorder:
             if live:
                 live.discard(run.id)
         else:
-            if len(live) > self.options.buffer:  # the ends of some found no room
+            if len(live) > self.options.buffer:  # the ends of some had no room
                 live.clear()
             live.add(run.id)
 
     def _count(self, run: Run) -> None:
-        """What has happened to it since the last note, as a part of how tasks go over time."""
+        """Add its events since the last note to the tallies of its queue."""
         tallies = self._tallies[run.queue]
         if run.started_at and run.written < 2 and run.due_ms is not None:
             tallies.began(run.task, run.started_at, run.started_at * 1000 - run.due_ms)
@@ -246,7 +246,7 @@ class Recorder:
             tallies.ended(run.task, run.ended_at, run.state, run_ms)
 
     def _noted(self, run: Run) -> Note | None:
-        """What has happened to it since the last note; None: nothing has."""
+        """A note of its events since the last note, or None if there are none."""
         before, retries = run.written, run.retries
         at_ms, lines, state, is_slow = int(run.received_at * 1000), "", "r", False
         if not before:
@@ -279,7 +279,7 @@ class Recorder:
         return Note(run.id, state, at_ms, is_slow, head, lines)
 
     def _write(self) -> None:
-        """Write what is gathered. A queue whose node is down keeps its own, and others go on."""
+        """Write the notes. A queue whose node is down keeps its notes; others are written."""
         for queue in [*self._unsent]:
             if self._send(queue, [*self._unsent[queue].notes.values()]):
                 del self._unsent[queue]
@@ -317,7 +317,7 @@ def _said(error: Any) -> dict[str, Any]:
 
 
 def _overran(run: Run) -> str:
-    """The line of a task that nobody has ended at its time limit: it is of that moment."""
+    """The line of a task that was not ended at its time limit, with the time of that limit."""
     at_ms = int((run.started_at + run.limit_seconds) * 1000)
     facts = json.dumps({"limit_ms": int(run.limit_seconds * 1000)})
     return f'["o",{min(at_ms, int(run.ended_at * 1000))},{run.retries},{facts}]\n'
@@ -335,7 +335,7 @@ def _number(headers: Any, name: str) -> int:
 
 
 def _family(headers: Any) -> Family:
-    """The ids of the root, the parent and the group of a task; nothing if it has none of these."""
+    """The ids of a task's root, parent and group; empty if it has neither parent nor group."""
     parent, group = headers.get("parent_id"), headers.get("group")
     if parent is None and group is None:
         return ()
@@ -343,5 +343,5 @@ def _family(headers: Any) -> Family:
     return tuple(None if each is None else str(each)[:ID_LENGTH] for each in found)
 
 
-#: The recorder of this process's worker; None: nothing is recorded.
+#: The recorder of this process's worker, or None if nothing is recorded.
 current: Recorder | None = None

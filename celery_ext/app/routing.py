@@ -10,7 +10,7 @@ from celery import Celery
 def routed_queue(
     app: Celery, name: str, args: Any = (), kwargs: Any = None, queue: str | None = None
 ) -> str:
-    """The queue that a task is sent to; empty for an exchange of its own."""
+    """The queue that a task is sent to, or "" if it is sent to an exchange of its own."""
     options = {"queue": queue} if queue else {}
     task = app.tasks.get(name)
     if task is not None:

@@ -1,4 +1,4 @@
-"""Settings of an app that are dicts of options: checked, and unknown names refused."""
+"""Validates the settings of an app that are dicts of options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def option(default: Any, meaning: str, least: float = 0, most: float = 0) -> Any
 
 
 def parse(kind: type[T], setting: str, given: Any) -> T:
-    """Check a dict of options. Raises OptionError that names the option and the value."""
+    """Validate a dict of options. Raises OptionError that names the option and the value."""
     if not isinstance(given, Mapping):
         raise OptionError(f"{setting} takes a dict of options, not {given!r}")
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ def parse(kind: type[T], setting: str, given: Any) -> T:
 
 
 def suggestion(name: str, known: Collection[str], all_are: str) -> str:
-    """The known names that are most like an unknown one, for the end of an error."""
+    """The end of an error about an unknown name: the closest known name, or all of them."""
     close = difflib.get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; {all_are} {', '.join(known)}"
 

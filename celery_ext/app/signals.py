@@ -67,17 +67,17 @@ _UID = f"{__name__}.task_scheduled"
 
 
 def others_listen(signal: Signal) -> bool:
-    """Whether anybody but this module hears of what is published."""
+    """Returns whether a signal has receivers other than the one of this module."""
     return any(lookup[0] != _UID for lookup, _ in signal.receivers)
 
 
 def watch_publishing() -> None:
-    """Let `task_scheduled` be sent in this process; twice is safe."""
+    """Send `task_scheduled` in this process from now on. Safe to call twice."""
     after_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
 
 
 def watch_burials() -> None:
-    """Let `task_buried` be sent in this process; twice is safe."""
+    """Send `task_buried` in this process from now on. Safe to call twice."""
     if _on_burial not in instrumentation.burial_listeners:
         instrumentation.burial_listeners.append(_on_burial)
 

@@ -1,4 +1,4 @@
-"""What became of messages with a unique key, for who sends them."""
+"""Reports the outcomes of messages with a unique key to the code that sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kombu_delayed.store.store import UniqueOutcome, unique_listeners
 
 
 class Sent(NamedTuple):
-    """A message with a unique key, and what became of it."""
+    """A message with a unique key, and its outcome."""
 
     queue: str
     id: str
@@ -23,9 +23,9 @@ _heard: ContextVar[list[Sent] | None] = ContextVar("heard", default=None)
 
 @contextmanager
 def hearing(alone: bool = False) -> Iterator[list[Sent]]:
-    """Those that are sent meanwhile, in this thread or greenlet.
+    """Collect the messages that are sent meanwhile in this thread or greenlet.
 
-    Who hears around it does too, unless it hears `alone`: what another app sends.
+    A `hearing` around this one gets them too, unless this one is `alone`: another app sends them.
     """
     own: list[Sent] = []
     outer, token = None if alone else _heard.get(), _heard.set(own)
@@ -38,7 +38,7 @@ def hearing(alone: bool = False) -> Iterator[list[Sent]]:
 
 
 def was_pushed(id: str) -> bool:
-    """Whether a message that has just been sent was not stored, as another one waits for it."""
+    """Returns whether a message just sent was not stored, as another one waits in its place."""
     return any(sent.id == id and sent.outcome.done == "pushed" for sent in _heard.get() or ())
 
 

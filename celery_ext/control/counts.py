@@ -1,4 +1,4 @@
-"""How many messages there are, where and when."""
+"""Counts messages by state, consumer and due time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..tasks.times import to_ms
 
 @dataclass(frozen=True)
 class Counts:
-    """A queue's messages by state. `due` are those of `delayed` whose time has come.
+    """A queue's messages by state. `due` counts those of `delayed` whose time has come.
 
-    Where these are more than some 90,000, `due` is estimated as `Metrics` says.
+    Above about 90,000, `due` is an estimate, as described for `Metrics`.
     """
 
     delayed: int
@@ -37,7 +37,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class ConsumerInfo:
-    """Who consumes a queue. Others get what it holds when its lease has ended."""
+    """A consumer of a queue. When its lease ends, others get the messages that it holds."""
 
     queue: str
     name: str
@@ -46,7 +46,7 @@ class ConsumerInfo:
 
     @classmethod
     def all_of(cls, store: Store, shards: Sequence[str]) -> list[ConsumerInfo]:
-        """The consumers of a queue, given as its shards, whose lease ends first in front."""
+        """The consumers of a queue, given as its shards, ordered by the end of their leases."""
         found: dict[str, ConsumerInfo] = {}
         for shard in shards:
             for name, lease_ms, unacked in store.leases.consumers(shard):
@@ -59,7 +59,7 @@ class ConsumerInfo:
 
 @dataclass(frozen=True)
 class Bucket:
-    """How many tasks are due within a time."""
+    """The number of tasks that are due within a period."""
 
     start: datetime
     length: timedelta
@@ -68,7 +68,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Due load ahead. `overdue` was due before the first bucket, `later` is after the last."""
+    """Tasks by due time. `overdue` were due before the first bucket, `later` are after the last."""
 
     buckets: list[Bucket]
     overdue: int
@@ -83,7 +83,7 @@ class Forecast:
         buckets: int,
         start: datetime | None = None,
     ) -> Forecast:
-        """Of some shards, from `start` or now on. Raises QueryError for invalid values."""
+        """Forecast some shards, from `start` or now on. Raises QueryError for invalid values."""
         start = datetime.now(timezone.utc) if start is None else start
         try:
             if not (hours > 0 and 0 < buckets < CALL_LIMIT):
@@ -112,7 +112,7 @@ class Forecast:
         return cls([Bucket(start + length * n, length, 0) for n in range(count)], 0, 0)
 
     def __add__(self, other: Forecast) -> Forecast:
-        """Both, of which the buckets are the same."""
+        """The sum of two forecasts with the same buckets."""
         both = zip(self.buckets, other.buckets, strict=True)
         return Forecast(
             [Bucket(a.start, a.length, a.count + b.count) for a, b in both],
@@ -122,7 +122,7 @@ class Forecast:
 
 
 def forecast_data(found: Forecast) -> dict[str, Any]:
-    """All of it, in types that JSON knows."""
+    """The forecast in types that JSON can represent."""
     return {
         "total": found.total,
         "overdue": found.overdue,

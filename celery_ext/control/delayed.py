@@ -1,4 +1,4 @@
-"""What waits in an app's broker: look it up, cancel it, move it, count it."""
+"""Looks up, cancels, moves and counts the tasks that wait in an app's broker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Delayed(Queues):
 
     def __init__(self, app: Celery) -> None:
         super().__init__(app)
-        #: What comes to a worker later than this after its ETA is told of in `task_late`.
+        #: `task_late` is sent for a task that a worker gets later than this after its ETA.
         self.late_seconds: float = 60
         #: Cancels and reschedules what was found in a shard.
         self.moves = Moves(self)
@@ -199,7 +199,7 @@ class Delayed(Queues):
             progress,
         )
         if not dry_run and not selects_ready(query):
-            # Nobody may consume them who would look after that.
+            # These queues may have no consumer that would do it.
             self.store.dictionaries.tidy(self.shards(query.queue), at_once=True)
         return outcome
 

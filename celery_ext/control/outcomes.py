@@ -1,4 +1,4 @@
-"""What became of tasks: one by its id, in whatever state it is, or those of a list."""
+"""Looks up one task by its id in any state, or lists the tasks with a recorded outcome."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from ..tasks.times import Length, to_length
 
 logger = get_logger(__name__)
 
-#: So many shards are asked for tasks in one go.
+#: How many shards are asked for tasks at once.
 ASKED = 100
 
 #: A shard, and the id of a task in it.
 Place = tuple[str, str]
 
-#: For what should not be ready, lists are read that are no longer.
+#: The longest list of ready tasks that is read for a task that should not be ready.
 SHORT = 10_000
 
-#: What is listed as failed.
+#: The states that are listed as failed.
 FAILED = ("failed", "lost")
 
 
 @despite_nodes_down
 def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> TaskInfo | None:
-    """What is known of a task: its message where that waits, or else what workers have recorded."""
+    """Find a task: by its waiting message, or else by the records of workers. None if unknown."""
     found, passed = None, list[str]()
 
     def is_there(shard: str) -> bool:
@@ -61,7 +61,7 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
         shards = _shards(queues, names, id)
         recorded, messages = recorded_and_kept(queues, {shard: [id] for shard in shards})
         found = newest([*([found] if found else []), *recorded.values()])
-        # A retry may be in another queue, but as a rule its message is where its record is.
+        # A retry may be in another queue, but usually the message is where the record is.
         shards.sort(key=is_there, reverse=True)
         kept = [each for shard in shards for each in messages.get((shard, id), ())]
         if info := (TaskInfo.of(kept[0]) if kept else _ready(queues, shards, id, found)):
@@ -76,9 +76,9 @@ def look_up(queues: Queues, id: str, queue: str | None, progress: Progress) -> T
 def recorded_and_kept(
     queues: Queues, ids: Mapping[str, Sequence[str]]
 ) -> tuple[dict[Place, TaskHistory], dict[Place, list[Found]]]:
-    """What is recorded of tasks, and their delayed and dead messages, asked in one go.
+    """Read the records of tasks and their delayed and dead messages in one go.
 
-    `ids` are those to look for in each shard.
+    `ids` maps each shard to the ids to look for there.
     """
     store, histories, kept = queues.store, dict[Place, TaskHistory](), dict[Place, list[Found]]()
     outcomes = Outcomes(store)
@@ -92,9 +92,9 @@ def recorded_and_kept(
 
 
 def is_certain(history: TaskHistory | None) -> bool:
-    """Whether a record tells where a task is, if it has no message that waits.
+    """Returns whether a record says for certain where a task without a waiting message is.
 
-    Then a long list of ready tasks is not read for it: only who uses an id again has one there.
+    Long lists of ready tasks are then not read for it: only a reused id would be in them.
     """
     if history is None or history.state in ("rejected", "replaced"):
         return False  # it may have been put back, or replayed
@@ -125,7 +125,7 @@ def _by_reading(
 
 
 def _places(queues: Queues, queue: str | None) -> Iterator[Sequence[str]]:
-    """The queue, or the app's own ones and then the others: those are found by reading all keys."""
+    """The given queue; or the app's queues, and then the others, found by scanning all keys."""
     look_at = queues.store.shards.look_at_all
     own = list(queues.app.amqp.queues) if queue is None else [queue]
     look_at(own)
@@ -143,13 +143,13 @@ def _shards(queues: Queues, names: Iterable[str], id: str) -> list[str]:
 
 
 def recorded_in(queues: Queues, shards: Sequence[str], id: str) -> list[TaskHistory]:
-    """What is recorded of a task in each of these shards, read in one go."""
+    """The records of a task in each of these shards, read in one go."""
     return [TaskHistory.of(known) for known in Outcomes(queues.store).get(shards, id)]
 
 
 @despite_nodes_down
 def history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None:
-    """What is recorded of a task: in the app's queues, and in all others if it may have moved."""
+    """The record of a task in the app's queues, and in all others if it may have moved."""
     found = list[TaskHistory]()
     for names in _places(queues, queue):
         found += recorded_in(queues, _shards(queues, names, id), id)
@@ -159,7 +159,7 @@ def history_of(queues: Queues, id: str, queue: str | None) -> TaskHistory | None
 
 
 def certain_ids(queues: Queues, names: Sequence[str], ids: Iterable[str]) -> set[str]:
-    """Those ids of which a record in some queues tells where their tasks are."""
+    """The ids whose records in some queues say for certain where their tasks are."""
     outcomes, found = Outcomes(queues.store), dict[str, list[TaskHistory]]()
     for part in chunks([*ids], ASKED):
         shards = dict[str, list[str]]()
@@ -173,7 +173,7 @@ def certain_ids(queues: Queues, names: Sequence[str], ids: Iterable[str]) -> set
 
 
 def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:
-    """What is recorded in several queues as one, in the queue of its last step."""
+    """Merge the records of several queues into one, in the queue of its last step."""
     if not found:
         return None
     ordered = sorted(found, key=lambda each: each.last.at_ms if each.last else 0)
@@ -183,7 +183,7 @@ def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:
 
 @dataclass(frozen=True)
 class Meant:
-    """The tasks of a list that are selected, by patterns and run times; None: any."""
+    """Selects tasks of a list by patterns and run times. None matches any task."""
 
     task: str | None = None
     error: str | None = None
@@ -197,7 +197,7 @@ class Meant:
         return longer, to_length("shorter_than", self.shorter_than)
 
     def __post_init__(self) -> None:
-        """Raises QueryError for what is no length of time."""
+        """Raises QueryError for an invalid length of time."""
         _ = self._run_times
 
     def matches(self, history: TaskHistory) -> bool:
@@ -217,14 +217,14 @@ class Meant:
 def recorded(
     queues: Queues, of: str, queue: str | None, meant: Meant | None = None
 ) -> Iterator[TaskHistory]:
-    """The tasks of a list, queue by queue, as `Delayed.recorded`."""
+    """The tasks of a list, queue by queue, as in `Delayed.recorded`."""
     return recorded_of(queues, of, lambda: queues.shards(queue), meant)
 
 
 def recorded_of(
     queues: Queues, of: str, shards: Callable[[], Sequence[str]], meant: Meant | None = None
 ) -> Iterator[TaskHistory]:
-    """As `recorded`, in some shards."""
+    """Like `recorded`, for some shards."""
     if of not in LISTS:
         raise QueryError(f"no tasks are listed as {of!r}{suggestion(of, LISTS, 'there are')}")
     meant = meant or Meant()
@@ -234,7 +234,7 @@ def recorded_of(
 def listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
     """The tasks of a list in one shard, the latest first."""
     yield from (each for each in _all(queues, of, shard) if is_listed(each, of))
-    if of == "failed":  # those whose worker is gone: nobody has said so
+    if of == "failed":  # those whose worker is gone: nobody has recorded that they failed
         running = _all(queues, "running", shard)
         yield from (each for each in running if each.state == "lost" and not each.may_return)
 
@@ -243,19 +243,19 @@ def _all(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
     start, more, outcomes = 0, True, Outcomes(queues.store)
     while more:
         page, more = outcomes.page(shard, of, start)
-        start += PAGE_SIZE  # some of its ids may have no text any more
+        start += PAGE_SIZE  # the page may be shorter: some ids may have no text any more
         yield from map(TaskHistory.of, page)
 
 
 def is_listed(history: TaskHistory, of: str) -> bool:
-    """Whether it is so still: a list may be behind what became of a task since."""
+    """Returns whether a task still belongs to a list, which may lag behind its state."""
     if of == "failed":
         return history.state in FAILED
     return of == "slow" or history.state == of
 
 
 class Gone(NamedTuple):
-    """A task that does not run: its shard, its id, and what it is; empty: that is not known."""
+    """A task that will not run: its shard, id, name and tenant; `task` is empty if unknown."""
 
     shard: str
     id: str
@@ -266,9 +266,9 @@ class Gone(NamedTuple):
 def write_now(
     broker: Broker, options: OutcomeOptions | None, state: str, of: Iterable[Gone]
 ) -> None:
-    """Record what this process, which may be no worker, has just done with tasks.
+    """Record what this process has just done with tasks. It need not be a worker.
 
-    `state` is why they do not run: "cancelled". That Redis does not take it is no error.
+    `state` is why they do not run: "cancelled". If Redis does not take it, no error is raised.
     """
     if options is None:
         return

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule
 
-#: Entries of a database that are read.
+#: How many entries of a database are read.
 MOST = 2_000
 
 DJANGO = "django_celery_beat"
@@ -20,7 +20,10 @@ SCHEDULES = ("interval", "crontab", "solar", "clocked")
 
 @dataclass(frozen=True)
 class PeriodicTask:
-    """An entry. `next` None: only its beat knows, or it runs no more. `runs` and `last` may be."""
+    """An entry. `next` is None if only its beat knows it, or if it will not run again.
+
+    `runs` and `last` may be None too.
+    """
 
     name: str
     task: str
@@ -36,7 +39,7 @@ class PeriodicTask:
 
 
 def periodic_tasks(app: Celery) -> list[PeriodicTask]:
-    """All entries; those that run next in front. Raises what Django's database raises."""
+    """All entries, ordered by their next run. Raises the errors of Django's database."""
     app.loader.import_default_modules()
     app.finalize()
     found = [*_of_beat(app), *_of_django()]
@@ -49,7 +52,7 @@ def _of_beat(app: Celery) -> Iterator[PeriodicTask]:
     for name, given in entries.items():
         try:
             yield _entry(app, str(name), given)
-        except Exception as error:  # whatever a beat would say of it
+        except Exception as error:  # any error that a beat would report
             yield _invalid(name, error)
 
 
@@ -71,9 +74,9 @@ def _entry(app: Celery, name: str, given: Mapping[str, Any]) -> PeriodicTask:
 
 
 def _next(when: Any, last: datetime | None) -> datetime | None:
-    """When it is due. An interval counts from its last run, which only a beat's own file has.
+    """When it is due. An interval counts from its last run, which only the beat's own file has.
 
-    A beat tells a database of that some minutes later.
+    A beat writes the last run to a database some minutes later.
     """
     is_interval = type(when) is schedule
     if last is None and is_interval:
@@ -83,7 +86,7 @@ def _next(when: Any, last: datetime | None) -> datetime | None:
 
 
 def _words(when: BaseSchedule) -> str:
-    """As its schedule shows itself, without the brackets; crontabs all in the usual order."""
+    """The `repr` of a schedule without brackets; the fields of a crontab in the usual order."""
     if not isinstance(when, crontab):
         return repr(when).strip("<>").strip()
     parts = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
@@ -94,7 +97,7 @@ def _words(when: BaseSchedule) -> str:
 def close_old_connections() -> None:
     """Close this thread's old connections to Django's database, as Django does after a request.
 
-    Not for a thread of the caller's, which may be in the middle of a transaction.
+    Do not call it in a thread of the caller's, which may be in the middle of a transaction.
     """
     if _django_apps() is not None:
         from django.db import close_old_connections
@@ -103,7 +106,7 @@ def close_old_connections() -> None:
 
 
 def _django_apps() -> Any:
-    """Django's apps, where this program has set up django-celery-beat; or None."""
+    """Django's apps, or None unless this program has set up django-celery-beat."""
     module = sys.modules.get("django.apps")
     if module is None or not module.apps.ready or not module.apps.is_installed(DJANGO):
         return None
@@ -111,14 +114,14 @@ def _django_apps() -> Any:
 
 
 def _of_django() -> Iterator[PeriodicTask]:
-    """Those of django-celery-beat, where this program has set it up."""
+    """The entries of django-celery-beat, if this program has set it up."""
     if (apps := _django_apps()) is None:
         return
     model = apps.get_model(DJANGO, "PeriodicTask")
     for row in model.objects.select_related(*SCHEDULES)[:MOST]:
         try:
             found = _row(row)
-        except Exception as error:  # whatever a beat would say of it
+        except Exception as error:  # any error that a beat would report
             found = _invalid(row.name, error)
         yield found
 
@@ -145,7 +148,7 @@ def _row(row: Any) -> PeriodicTask:
 
 
 def _aware(at: datetime | None) -> datetime | None:
-    """A time of the database, which has no zone where Django's setting USE_TZ is off."""
+    """A time of the database with a zone. It has none if Django's setting USE_TZ is off."""
     if at is None or at.tzinfo is not None:
         return at
     from django.utils import timezone as zones

@@ -1,4 +1,4 @@
-"""Tasks of which only one is delayed at a time, and what those hear whose place others take."""
+"""Unique tasks: only one of them is delayed at a time, and displaced ones are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..app.unique_outcomes import Sent, hearing
 from ..tasks.task_info import TaskInfo
 from ..tasks.times import from_ms
 
-#: Who is sending in this context.
+#: The sender in this context.
 _sender: ContextVar[Queues | None] = ContextVar("sender", default=None)
 
 
@@ -55,7 +55,7 @@ class UniqueTask(Task):
         """The key of a call. Of two calls with the same key, only one can be delayed."""
         try:
             text = dumps([list(args), dict(kwargs)], sort_keys=True)
-        except TypeError:  # no order of keys of several types
+        except TypeError:  # keys of different types cannot be sorted
             text = dumps(_with_text_keys([list(args), dict(kwargs)]), sort_keys=True)
         return f"{self.name}:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
@@ -74,9 +74,9 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def watch_sending(delayed: Queues) -> None:
-    """Tell of tasks that the app's own displace; call it once for an app.
+    """Report the tasks that an app's unique tasks displace. Call it once for an app.
 
-    Whatever an app sends, it sends with a producer that it asks this method for.
+    It wraps `producer_or_acquire`, where an app gets the producer for everything that it sends.
     """
     app = delayed.app
     acquire = app.producer_or_acquire
@@ -93,7 +93,7 @@ def watch_sending(delayed: Queues) -> None:
             with hearing(alone=is_inner) as displaced, acquire(producer) as found:
                 yield found
         finally:
-            # Not before the producer is free again: a result backend may want one.
+            # Only after the producer is released: a result backend may need one.
             _sender.reset(token)
             for sent in displaced:
                 _tell(delayed, sent)
@@ -107,6 +107,6 @@ def _tell(delayed: Queues, sent: Sent) -> None:
     if outcome.done == "pushed":
         eta = from_ms(outcome.due_ms).isoformat() if outcome.due_ms else None
         task_rescheduled.send(sender=delayed.app, task_id=waiting, eta=eta)
-    elif outcome.done == "replaced" and waiting != id:  # else the id is that of one that waits
+    elif outcome.done == "replaced" and waiting != id:  # else a task with this id waits
         kept = open_kept(outcome.replaced)
         delayed.was_cancelled(TaskInfo.waiting(queue, Waiting(outcome.other, kept)))

@@ -1,4 +1,4 @@
-"""Tasks that ask an outside system and end before the answer is there.
+"""Tasks that ask an outside system and end before the answer arrives.
 
     expect(payment.id, timeout="2h", on_response=book.s(), on_timeout=remind.s())
     respond(app, payment.id, {"paid": True})

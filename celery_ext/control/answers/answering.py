@@ -1,4 +1,4 @@
-"""Gives answers, from wherever they arrive."""
+"""Delivers answers, from any program that receives them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kombu_delayed.inspection.expectations import Answer, Early
 
 from .expectation_queue import ExpectationQueue, name_of
 
-#: What becomes of an answer: it goes where it is expected; it is kept until somebody expects it;
-#: another one or the timeout was first; or nobody expects it and early answers are not kept.
+#: The outcomes of an answer: it was expected; it is kept until a task expects it; another answer
+#: or the timeout was first; or no task expects it and early answers are not kept.
 ACCEPTED, EARLY, LATE, UNKNOWN = "accepted", "early", "late", "unknown"
 
 
@@ -61,7 +61,7 @@ def answer(
     answer_id: str | None,
     content: dict[str, Any],
 ) -> str:
-    """Give an answer, whose content is a `payload` or an `error`; as `respond`."""
+    """Like `respond`, with a content that has a `payload` or an `error`."""
     name, options = name_of(key, tenant), queue.options
     state = "failed" if "error" in content else "answered"
     text = written(content, options.answer_bytes)
@@ -79,11 +79,11 @@ def answer(
 
 
 def written(content: dict[str, Any], limit_bytes: int) -> str:
-    """An answer as JSON. Raises ExpectationError where it cannot be read back, or is too long."""
+    """An answer as JSON. Raises ExpectationError if it cannot be read back, or is too long."""
     try:
         text: str = dumps(content)
         loads(text)
-    except Exception as error:  # whatever a payload's own types raise
+    except Exception as error:  # a payload's own types may raise anything
         raise ExpectationError(f"the answer cannot be kept as JSON: {error}"[:300]) from error
     if len(text) > limit_bytes:
         raise ExpectationError(f"the answer has {len(text):,} bytes, at most {limit_bytes:,}")

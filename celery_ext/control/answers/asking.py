@@ -1,4 +1,4 @@
-"""Expects an answer: sends the task that waits for it, unless the answer is there."""
+"""Expects an answer: sends the task that waits for it, unless the answer has already arrived."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from .options import HOW, ExpectationOptions
 from .results import store_expecting
 from .waiting_task import register
 
-#: The id of an expectation is made of the task that asks and the key: a second run has the same.
+#: The id of an expectation is derived from the asking task and the key: a second run has the same.
 _NAMESPACE = uuid.UUID("6f4ce7a2-4b8e-4d4f-9a55-2f3bb5d3c3d1")
 
-#: One message at a time is made in a process: they share a channel. The same thread may take it
-#: again: with Python 3.14 an error of a signal handler may leave it locked (python/cpython#148874).
+#: A process makes one message at a time, because all share a channel. The lock is reentrant: with
+#: Python 3.14 an error of a signal handler may leave it locked (python/cpython#148874).
 _making = threading.RLock()
 
 
@@ -52,7 +52,7 @@ class Expectation:
 
     @property
     def result(self) -> AsyncResult:
-        """Its result is the answer."""
+        """Its result, which is the answer."""
         return self.app.AsyncResult(self.id)
 
 
@@ -103,7 +103,7 @@ def _asking_task() -> Task | None:
 
 
 def _checked_app(app: Celery | None, task: Task | None, as_result: bool) -> Celery:
-    """The app, where an answer can be expected there. Raises ExpectationError."""
+    """Return the app. Raises ExpectationError if it cannot expect an answer here."""
     if app is None:
         raise ExpectationError("outside of a task, expect needs app=…")
     if app.conf.task_always_eager:
@@ -135,10 +135,10 @@ def _timeout_ms(queue: ExpectationQueue, task: Task | None, timeout: Any) -> int
 
 
 def _policy_timeout_ms(task: Task) -> int | None:
-    """Of the `Timeout` of the message, or else of its task, of its queue, or of all."""
+    """The time of the `Timeout` of the message, or else of its task, its queue or all queues."""
     module = sys.modules.get("celery_ext.policies.times.timeout")
     of_message = sys.modules.get("celery_ext.policies.of_message")
-    if module is None or of_message is None:  # who has declared one has imported it
+    if module is None or of_message is None:  # declaring one imports it
         return None
     options = task.app.conf.broker_transport_options or {}
     queue = (task.request.delivery_info or {}).get("routing_key", "")
@@ -149,7 +149,7 @@ def _policy_timeout_ms(task: Task) -> int | None:
 
 
 def _checked(what: str, given: Any, tenant: str | None) -> Signature:
-    """A copy with an id, for it to have the same whenever it is sent, and with its tenant."""
+    """A copy with its tenant and an id, so that it has the same id whenever it is sent."""
     if not isinstance(given, Signature):
         raise ExpectationError(f"{what} takes a signature, such as task.s(), not {given!r}"[:300])
     found = given.clone()
@@ -200,7 +200,7 @@ class _Asking:
         return Expectation(self.key, self.tenant, id, replies[0].said, app)
 
     def _put(self, sent: list[Captured]) -> Reply:
-        """What a channel would send. Raises AlreadyExpected."""
+        """Store the captured message as an expectation. Raises AlreadyExpected."""
         if len(sent) != 1 or sent[0].verb != "schedule":
             raise ExpectationError(
                 f"the queue {self.queue.options.queue!r} of expectations takes no delayed task"

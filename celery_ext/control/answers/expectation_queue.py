@@ -17,14 +17,14 @@ from .options import ExpectationOptions
 
 T = TypeVar("T")
 
-#: What the name of an expectation begins with, among the unique keys of its queue.
+#: The prefix of an expectation's name among the unique keys of its queue.
 PREFIX = "expect:"
 
 KEY_LENGTH = 1_000
 
 
 def name_of(key: str, tenant: str | None) -> str:
-    """What a key of a tenant is called in the broker. Raises ExpectationError."""
+    """The name of a tenant's key in the broker. Raises ExpectationError if either is invalid."""
     for what, text, least in (("a key", key, 1), ("a tenant", tenant or "", 0)):
         if not isinstance(text, str) or not least <= len(text) <= KEY_LENGTH:
             raise ExpectationError(
@@ -39,7 +39,7 @@ def key_of(name: str) -> tuple[str, str | None]:
 
 
 class ExpectationQueue:
-    """The queue of an app's expectations. `broker` is this process's own unless it is given."""
+    """The queue of an app's expectations. `broker` is by default this process's own."""
 
     def __init__(self, app: Celery, broker: Broker | None = None) -> None:
         self.app = app
@@ -51,9 +51,9 @@ class ExpectationQueue:
         return Correlation(self.broker.store, self.options.queue)
 
     def move(self, call: Callable[[Correlation], T]) -> T:
-        """Do what is safe to do twice: again where the connection was lost meanwhile.
+        """Make an idempotent call, and repeat it if the connection was lost meanwhile.
 
-        Raises Kombu's OperationalError where the broker cannot be reached.
+        Raises Kombu's OperationalError if the broker cannot be reached.
         """
         try:
             return call(self.correlation)

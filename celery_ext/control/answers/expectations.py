@@ -1,4 +1,4 @@
-"""What an app expects: look at it, cancel it."""
+"""Shows, answers and cancels the expectations of an app."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .expectation_queue import ExpectationQueue, key_of, name_of
 
 @dataclass(frozen=True)
 class ExpectationInfo:
-    """What is expected under a key of a tenant, or an answer that came before its question.
+    """An expectation under a key of a tenant, or an answer that came before its question.
 
     `state` is "open", "answered", "failed", "timed_out", "cancelled" or "early", since `at`. `id`
-    is that of the expectation, whose result is the answer; None for an early answer. `due` is the
-    timeout of an open one. It is forgotten at `until`.
+    is the id of the expectation, whose result is the answer; None for an early answer. `due` is the
+    timeout of an open expectation. The broker forgets it at `until`.
     """
 
     key: str
@@ -36,11 +36,11 @@ class ExpectationInfo:
 
     @classmethod
     def of(cls, note: Note, now_ms: int) -> ExpectationInfo:
-        """What is noted, and what time has made of it."""
+        """Read a note. An open one whose message is gone has timed out or was cancelled."""
         key, tenant = key_of(note.name)
         state = note.state
         if state == "open" and not note.is_waiting:
-            # Its message has left the backlog: for a consumer, or dropped before its time.
+            # Its message has left the backlog: to a consumer, or dropped before it was due.
             state = "timed_out" if (note.due_ms or 0) <= now_ms else "cancelled"
         due = from_ms(note.due_ms) if state == "open" and note.due_ms is not None else None
         at, until = from_ms(note.at_ms), from_ms(note.until_ms)

@@ -1,4 +1,4 @@
-"""What can be set of expectations: one home per option."""
+"""The options of expectations."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from celery import Celery
 
 from celery_ext.app.settings import option, parse
 
-#: Where an app's configuration has them.
+#: The name of the setting in an app's configuration.
 SETTING = "delayed_expectations"
 
-#: What to do for expectations.
+#: How to enable expectations.
 HOW = f"set `{SETTING} = {{}}`, or a dict of options, for whoever asks and for workers"
 
 
 @dataclass(frozen=True)
 class ExpectationOptions:
-    """The setting `delayed_expectations` of an app, checked. Raises OptionError for what is wrong.
+    """The validated setting `delayed_expectations` of an app. Raises OptionError if it is invalid.
 
-    Without it an app expects nothing; an empty dict is enough. Programs that ask and programs that
-    answer must have the same.
+    Without it an app cannot expect answers; an empty dict is enough. Programs that ask and programs
+    that answer must have the same options.
     """
 
     queue: str = option(
@@ -59,7 +59,7 @@ class ExpectationOptions:
 
     @staticmethod
     def are_set(app: Celery) -> bool:
-        """Whether an app may expect answers."""
+        """Returns whether an app may expect answers."""
         return app.conf.get(SETTING) is not None
 
     @property

@@ -1,4 +1,4 @@
-"""The task that waits in the broker for an answer, and sends what follows from it."""
+"""The task that waits in the broker for an answer, and then sends the follow-up."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from kombu_delayed.inspection.expectations import ANSWER_HEADER, Settled
 
 from .expectation_queue import ExpectationQueue, name_of
 
-#: What it is called.
+#: The name of the task.
 TASK = "celery_ext.expectation"
 
-#: How it fails where all is in order.
+#: Failures of the task that are normal outcomes.
 ENDS = (AnswerFailed, AnswerTimeout)
 
-#: The broker, or what else Celery asks when it sends, may answer soon.
+#: Errors of the broker, or of other services that Celery needs to send, that may soon pass.
 NOT_NOW: tuple[type[BaseException], ...] = (OperationalError, NotReplicated, *UNREACHABLE)
 
-#: Between two tries to send what follows.
+#: The pause before the next attempt to send the follow-up.
 PAUSE_SECONDS = 1.0
 
 logger = get_task_logger(__name__)
 
 
 def register(app: Celery) -> Task:
-    """Let an app's workers run it; twice is safe."""
+    """Let an app's workers run the task. Safe to call twice."""
     return app.task(
         _run,
         name=TASK,
@@ -45,7 +45,7 @@ def register(app: Celery) -> Task:
         acks_late=True,
         reject_on_worker_lost=True,
         max_retries=0,
-        time_limit=OWN_LIMIT_SECONDS,  # a task that is killed for it counts as done
+        time_limit=OWN_LIMIT_SECONDS,  # killed at a limit, it would count as done
         soft_time_limit=OWN_LIMIT_SECONDS,
         throws=ENDS,
         dont_autoretry_for=ENDS,
@@ -60,7 +60,7 @@ def _run(
     on_timeout: Any = None,
     on_failure: Any = None,
 ) -> Any:
-    """Its result is the payload of the answer. Raises AnswerFailed, AnswerTimeout."""
+    """Return the payload of the answer. Raises AnswerFailed or AnswerTimeout."""
     given = {"answered": on_response, "failed": on_failure, "timed_out": on_timeout}
     state, content = _sent(task, key, tenant, given)
     if state == "answered":
@@ -71,10 +71,10 @@ def _run(
 
 
 def _sent(task: Task, key: str, tenant: str | None, given: dict[str, Any]) -> tuple[str, Any]:
-    """How the expectation has ended, and with what, after what follows was sent.
+    """Send the follow-up, and return how the expectation ended, and with what content.
 
-    Raises Ignore for a copy of one that has ended otherwise, and Reject where what follows cannot
-    be sent: now, so that this comes again, or ever, so that it is a dead letter.
+    Raises Ignore for a copy of an expectation that has ended otherwise. Raises Reject if the
+    follow-up cannot be sent: with a requeue if it cannot be sent now, else as a dead letter.
     """
     id = task.request.id
     try:
@@ -100,7 +100,7 @@ def _sent(task: Task, key: str, tenant: str | None, given: dict[str, Any]) -> tu
 
 
 def _end(key: str, text: str | None) -> tuple[str, Any]:
-    """State and what follows is to be given: without an answer the time is over."""
+    """The state, and the argument of the follow-up. Without an answer it has timed out."""
     if text is None:
         return "timed_out", key
     answer = loads(text)

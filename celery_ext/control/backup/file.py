@@ -20,20 +20,20 @@ from celery_ext.errors import BackupError
 VERSION = 1
 MAGIC = b"kombu-delayed backup %d\n" % VERSION
 
-#: What a block holds.
+#: The kinds of blocks.
 HEADER, MESSAGES, DEAD, END = b"H", b"M", b"D", b"E"
 
 #: Kind, number of items, length of the content; then the CRC-32 of these and of the content.
 _HEAD = struct.Struct(">cII")
 _NUMBER = struct.Struct(">I")
 
-#: A higher level takes three times as long for a tenth less.
+#: A higher level takes three times as long to save a tenth.
 _LEVEL = 1
 
-#: No block is longer: a length beyond it is damage.
+#: Maximum length of a block; a greater length means damage.
 _LONGEST = 2**31
 
-#: Bytes in the name of a queue.
+#: Maximum bytes in the name of a queue.
 _LONGEST_NAME = 2**16
 
 
@@ -41,8 +41,8 @@ _LONGEST_NAME = 2**16
 class Block:
     """A part of the file: `items` messages or dead letters of one queue, or a piece of JSON.
 
-    `place` begins the errors of a content that cannot be read although its checksum is right: these
-    are BackupErrors.
+    If the content cannot be read although its checksum is right, BackupErrors are raised whose text
+    begins with `place`.
     """
 
     kind: bytes
@@ -52,7 +52,7 @@ class Block:
 
     @property
     def queue(self) -> str:
-        """The name of the queue; the rest is not unpacked for it."""
+        """The name of the queue, read without unpacking the rest."""
         unpacker = zlib.decompressobj()
         with self._reading():
             (length,) = _NUMBER.unpack(unpacker.decompress(self.content, _NUMBER.size))
@@ -66,7 +66,7 @@ class Block:
         return _HEAD.size + _NUMBER.size + len(self.content)
 
     def fields(self) -> Iterator[bytes]:
-        """The name of the queue, and then two fields a message or three a dead letter."""
+        """The name of the queue, and then two fields per message or three per dead letter."""
         with self._reading():
             data, at, count = zlib.decompress(self.content), 0, 0
         while at < len(data):
@@ -98,9 +98,9 @@ class Block:
 
 
 class Writer:
-    """Writes blocks in order; nothing but `end` makes the file whole.
+    """Writes blocks in order. The file is complete only after `end`.
 
-    One block is compressed, in a thread, while the next one is read.
+    A thread compresses one block while the next one is read.
     """
 
     def __init__(self, file: IO[bytes], name: str, thread: Executor) -> None:
@@ -143,7 +143,7 @@ class Writer:
             self._items[kind] += items
 
     def end(self) -> None:
-        """How many there are, and the checksum of all of it: the file is whole, and on disk."""
+        """Write the counts and the checksum of the whole file, and sync the file to disk."""
         self._write_packed()
         facts = {
             "messages": self._items[MESSAGES],
@@ -164,7 +164,7 @@ def _json(facts: dict[str, Any]) -> bytes:
 
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """An error of the file names the file that was asked for, and not the one that becomes it."""
+    """Let errors name the file that was asked for, not the temporary one that becomes it."""
     try:
         yield
     except OSError as error:
@@ -173,7 +173,7 @@ def _naming(path: str) -> Iterator[None]:
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
-    """A file that takes its name when it is whole and on disk; until then it has one of its own."""
+    """A file that gets its name when it is complete and on disk, and has a temporary one before."""
     target, name = Path(os.path.realpath(path)), os.fspath(path)
     if target.exists() and not target.is_file():
         raise BackupError(f"{path} is not a file: name one to write the backup to")
@@ -191,12 +191,12 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Writer]:
 
 
 def _only_owner(path: str, flags: int) -> int:
-    """Open it so that nobody else may read it: messages may hold secrets."""
+    """Open a file that nobody else may read, because messages may hold secrets."""
     return os.open(path, flags, 0o600)
 
 
 def _close(file: IO[bytes]) -> None:
-    with suppress(OSError):  # what could not be written was said before
+    with suppress(OSError):  # a failed write was already reported
         file.close()
 
 
@@ -209,9 +209,9 @@ def _sync_directory(directory: Path) -> None:
 
 
 def blocks(path: str | os.PathLike[str]) -> Generator[Block, None, None]:
-    """The blocks of a file, each checked before it is given, the whole with the last one.
+    """The blocks of a file. Each is checked before it is yielded, the whole with the last one.
 
-    Raises BackupError that names the place, and OSError where the file cannot be read.
+    Raises BackupError that names the place, and OSError if the file cannot be read.
     """
     with open(path, "rb") as file:
         yield from _Reader(file, os.fspath(path)).blocks()

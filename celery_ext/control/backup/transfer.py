@@ -1,4 +1,4 @@
-"""The whole backlog, and the dead letters, to a file and back."""
+"""Writes the whole backlog and the dead letters to a file, and restores them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from kombu_delayed.transport.batch import Pipeline
 
 from .file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 
-#: Messages that one call puts back: a millisecond of the server.
+#: How many messages one call restores; it takes the server a millisecond.
 RESTORE_LIMIT = 100
 
-#: What an interrupted restore has put back is known for so long.
+#: How long the messages that an interrupted restore has restored are remembered.
 RESUME_SECONDS = 86_400
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
@@ -45,8 +45,8 @@ FilePath: TypeAlias = "str | os.PathLike[str]"
 class BackupReport:
     """How many messages and dead letters are in a file, and how many of each by queue.
 
-    `undecodable` of the messages are compressed with a dictionary that their queue has lost: nobody
-    can read them, nor after a restore.
+    `undecodable` counts messages that are compressed with a dictionary that their queue has lost.
+    They cannot be read, even after a restore.
     """
 
     messages: int = 0
@@ -126,7 +126,7 @@ def _facts(delayed: Queues, store: Store, names: list[str]) -> dict[str, Any]:
 
 
 def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[bytes, int, int]]:
-    """Returns the kind of each page, how many it has, and how many of them nobody can read."""
+    """Yields the kind of each page, its number of items, and how many of them are undecodable."""
     for page in backlogs.Backlog(store, queue).pages():
         fields: list[bytes] = []
         for each in page:
@@ -143,7 +143,7 @@ def _write_queue(writer: Writer, store: Store, queue: str) -> Iterator[tuple[byt
 
 
 def _dead_pages(store: Store, queue: str) -> Iterator[list[bytes]]:
-    """Id, record and note of each. A scan meets all that stay, where ranks would shift."""
+    """Id, record and note of each. A scan finds all that stay, whereas their ranks would shift."""
     for entries in store.dead.scan(queue, CALL_LIMIT):
         notes = store.dead.notes(queue, [id for id, _ in entries])
         letters = zip(entries, notes, strict=True)
@@ -174,7 +174,7 @@ def restore(
 
 
 def _job_of(path: FilePath) -> Job:
-    """The same for each restore of a file, until one has come to its end."""
+    """The job of a file, which is the same for each restore until one has completed."""
     with closing(blocks(path)) as found:
         name = sha256(next(found).content).hexdigest()[:20]
     return Job(f"file-{name}", "run", RESUME_SECONDS, RESTORE)
@@ -209,7 +209,7 @@ class _Restore:
         self._pipeline = Pipeline(store, self._count)
 
     def run(self, path: FilePath) -> RestoreReport:
-        """Once for each message, until it has come to the end of the file."""
+        """Restore each message once. The ledgers are dropped at the end of the file."""
         try:
             for block in blocks(path):
                 if block.kind in (MESSAGES, DEAD):

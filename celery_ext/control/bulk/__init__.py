@@ -1,1 +1,1 @@
-"""Many tasks in few calls."""
+"""Sends many tasks in few calls."""

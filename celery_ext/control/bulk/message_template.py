@@ -1,4 +1,4 @@
-"""A task's message with gaps: Celery and Kombu make the first one, what changes is filled in."""
+"""A message with gaps: Celery and Kombu make the first one, and later ones fill the gaps."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ TRANSPORT_HEADERS = frozenset({"x-delay", "delayed_unique", "delayed_conflict", 
 _NO_CALLBACKS = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 _MORE = ', "<gap:more>": 0'
 
-#: What has gaps in a message, in the order in which `Template.fill` gives the values.
+#: The gaps of a message, in the order in which `Template.fill` passes their values.
 _GAPS = (
     *("body", "id", "eta", "group", "group_index", "root_id", "parent_id"),
     *("argsrepr", "kwargsrepr", "tag", "more"),
 )
 _QUOTED_GAP = re.compile(r'"(<gap:(\w+)>)"')
 
-#: A call without these has nothing of its own but the values that a `Form` has gaps for.
+#: A call without these options varies only in values that a `Form` has gaps for.
 _OPTIONS = frozenset({"group_id", "group_index", "headers", "parent_id", "root_id"})
 
 _encode = JSONEncoder().encode
@@ -61,14 +61,14 @@ def _base64(raw: bytes) -> str:
 
 
 class Unfit(Exception):
-    """This row is for Celery itself."""
+    """The message of this row must be made by Celery itself."""
 
 
 class Template:
     """Fills in messages of one kind; `queue` and `expires_ms` are the same for all of them."""
 
     def __init__(self, app: Celery, call: Call, sent: Captured) -> None:
-        """From a call and what Celery made of it. Raises Unfit where that cannot be repeated."""
+        """From a call and Celery's message for it. Raises Unfit if that cannot be repeated."""
         self.queue, self._first, self.expires_ms = sent.given
         self._app = app
         self._limits = repr_limits(app)
@@ -97,7 +97,7 @@ class Template:
 
     @staticmethod
     def _inherited(found: str, id: str, given: str | None) -> str | None:
-        """A root id that comes from the task which is running here."""
+        """The root id, if it comes from the task that is running here."""
         return None if given or found == id else found
 
     def _with_gaps(self, payload: dict[str, Any]) -> str:
@@ -124,7 +124,7 @@ class Template:
         return _QUOTED_GAP.sub(lambda gap: constants.get(gap[2], gap[0]), text)
 
     def _prove(self, call: Call) -> None:
-        """Raises Unfit where the first message, filled in, is another one than Celery's."""
+        """Raises Unfit if the first message, filled in, differs from Celery's."""
         first = self._first
         sent = json.loads(first.message)
         same = {"task_id": first.id, "eta": sent["headers"]["eta"], "countdown": None}
@@ -139,7 +139,7 @@ class Template:
     def fill(
         self, args: Any, kwargs: Any, options: Mapping[str, Any], tag: str | None = None
     ) -> Entry:
-        """The message of a row. Raises Unfit where Celery must make it, and what Celery raises."""
+        """The message of a row. Raises Unfit if Celery must make it, and the errors of Celery."""
         args, kwargs = args or (), kwargs or {}
         if type(args) not in (tuple, list) or type(kwargs) is not dict:
             raise Unfit
@@ -172,7 +172,7 @@ class Template:
         return Entry(id, self._first.step, self._joined(values), due)
 
     def fill_timed(self, row: Timed) -> Entry:
-        """The same for a call by a pattern: what `fill` makes of its `call`, in half the time."""
+        """Like `fill` with the `call` of this row, but in half the time."""
         _, id, args, kwargs, eta, due = row
         if self._check is not None:
             self._check(*args, **kwargs)
@@ -183,7 +183,7 @@ class Template:
         return Entry(id, self._first.step, text, due)
 
     def _filled(self, id: str, args: Any, kwargs: Any, eta: str, tag: str | None) -> str | None:
-        """The text of a message without options; None where it has to be joined from more."""
+        """The text of a message without options, or None if the `Form` is not enough for it."""
         form = self._form
         if form is None or eta[-6:] != "+00:00" or "\\" in quoted(id):
             return None
@@ -232,7 +232,7 @@ def _argument_check(task: Any) -> Callable[..., Any] | None:
 
 
 def _body_encoder(content_type: str) -> Callable[[Any, Any], bytes]:
-    """Writes a body as the serializer of the first message does."""
+    """Returns a function that writes bodies as the serializer of the first message does."""
     name = serialization.registry.type_to_name[content_type]
     encoder = serialization.registry._encoders[name].encoder
     if encoder is kombu_dumps:
@@ -245,7 +245,7 @@ def _body_encoder(content_type: str) -> Callable[[Any, Any], bytes]:
     def body(args: Any, kwargs: Any) -> bytes:
         try:
             text = encode(args, kwargs)
-        except Exception as error:  # as Kombu has it
+        except Exception as error:  # as Kombu does
             raise EncodeError(error) from error
         return text.encode() if isinstance(text, str) else bytes(text)
 
@@ -257,7 +257,7 @@ def _json_body(args: Any, kwargs: Any) -> str:
 
 
 def _quick_encoder() -> Callable[[Any], str]:
-    """Kombu's JSON; the standard library makes a new encoder for each text."""
+    """Returns an encoder of Kombu's JSON. The standard library makes a new one for each text."""
     if c_make_encoder is None:
         return _encode
     kombus = JSONEncoder()
@@ -269,7 +269,7 @@ def _quick_encoder() -> Callable[[Any], str]:
         try:
             return "".join(chunks(value, 0))
         except (RecursionError, ValueError):
-            return _encode(value)  # which tells of a list in itself
+            return _encode(value)  # which reports a list that contains itself
 
     return encode
 

@@ -1,4 +1,4 @@
-"""A row of bulk scheduling: what to send, with what."""
+"""A row of bulk scheduling: a task, its arguments and its options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RowError(ValueError):
 
 
 class Call(NamedTuple):
-    """What to send, a task or its name, and with what. An ETA is among the options."""
+    """A task or its name, its arguments and its options. An ETA is among the options."""
 
     task: Any
     args: Any
@@ -49,7 +49,7 @@ class Call(NamedTuple):
 
     @property
     def kind(self) -> Any:
-        """What calls have in common whose messages differ in gaps only; None for other calls."""
+        """The common part of calls whose messages differ only in gaps; None for other calls."""
         options, plain = self.options, []
         for name, value in options.items():
             if name not in _FILLED:
@@ -63,9 +63,9 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pattern:
-    """What calls have in common that differ in their ids, arguments and times only.
+    """The common part of calls that differ only in their ids, arguments and times.
 
-    `options` are as for a Call, and such that `Call.kind` has all of them.
+    `options` are as for a Call, but only such that `Call.kind` includes.
     """
 
     task: Any
@@ -73,10 +73,10 @@ class Pattern:
 
 
 class Timed(NamedTuple):
-    """A call by a pattern: faster than a Call where there are many of one.
+    """A call by a pattern: faster than a Call if many calls share the pattern.
 
-    `eta` is ISO 8601 in UTC, as `datetime.isoformat` writes it; `due` the same in milliseconds
-    since the epoch, rounded up.
+    `eta` is ISO 8601 in UTC, as `datetime.isoformat` writes it; `due` is the same time in
+    milliseconds since the epoch, rounded up.
     """
 
     pattern: Pattern
@@ -88,7 +88,7 @@ class Timed(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """The same as any call."""
+        """The same call as a Call."""
         pattern, eta = self.pattern, datetime.fromisoformat(self.eta)
         options = {**pattern.options, "task_id": self.id, "eta": eta}
         return Call(pattern.task, self.args, self.kwargs, options)
@@ -137,7 +137,7 @@ def _options(options: Any, eta: Any) -> Mapping[str, Any]:
 
 
 def check_time(options: Mapping[str, Any]) -> None:
-    """Raises RowError for a time that cannot be read: it would let the task run at once."""
+    """Raises RowError for an invalid time, which would let the task run at once."""
     eta, countdown = options.get("eta"), options.get("countdown")
     if eta is not None and type(eta) is not datetime:
         try:

@@ -1,4 +1,4 @@
-"""Many tasks in few calls: the same messages as Celery would send one by one."""
+"""Sends many tasks in few calls, with the same messages that Celery would send one by one."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from kombu_delayed.transport.batch import BATCH_BYTES, Outbox
 from .message_template import Template, Unfit
 from .rows import Call, RowError, Timed, call_of, refuse_others
 
-#: So many refused rows are in a report with their reasons.
+#: How many refused rows a report lists with their reasons.
 REFUSED_SIZE = 1_000
 
-#: Templates that are kept at a time, and rows of one kind that are tried as one.
+#: How many templates are kept at a time, and how many rows of a kind are tried as a template.
 TEMPLATES, TRIES = 1_000, 3
 
 
-#: What a broker raises, or the way to it.
+#: Errors of a broker or of the connection to it.
 _FAILURES = RedisError, OperationalError, NotReplicated, OSError
 
-#: By the kind of a row, or its pattern: its template, or how often it was tried to make one.
+#: Maps the kind or the pattern of a row to its template, or to the number of tries to make one.
 Templates = dict[Any, Template | int]
 
 
 class Refused(NamedTuple):
-    """A row that was not sent, by its number from 0 on, and why."""
+    """A row that was not sent: its number, counted from 0, and the reason."""
 
     row: int
     reason: str
@@ -83,14 +83,14 @@ def schedule_many(
 ) -> BulkReport:
     """Send a task for each row, as `apply_async` or `send_task` would, `batch` rows at a time.
 
-    Fewer rows are sent together where they have 8 MB.
+    Fewer rows are sent together once they have 8 MB.
 
-    A row is a signature or (task or its name, args, kwargs, eta, options), of which the last ones
-    may be left out, or a Call or Timed whose times are checked. Rows are read as they are sent, and
-    in order. A row that cannot be sent is refused and stops no other. `progress` is called with a
-    number of rows, or True for a bar on the terminal. `store` takes the messages instead of the
-    broker's own. `on_refused` is given each refused row before the next one is read, and the report
-    then only counts them. Raises BulkError where the broker fails.
+    A row is a signature, or (task or its name, args, kwargs, eta, options) with the last ones
+    optional, or a Call or Timed whose times are already checked. Rows are read in order as they are
+    sent. A row that cannot be sent is refused and does not stop the others. `progress` is called
+    with a number of rows; True shows a bar on the terminal. `store` takes the messages instead of
+    the broker's own. `on_refused` is called with each refused row before the next one is read, and
+    the report then only counts them. Raises BulkError if the broker fails.
     """
     if batch < 1:
         raise ValueError(f"schedule_many takes a batch of at least 1 row, not {batch!r}")
@@ -179,10 +179,10 @@ class _Bulk:
                 self._add_call(call_of(self.app, row))
         except BulkError:
             raise
-        except _FAILURES:  # as it was asked where the row goes
+        except _FAILURES:  # while finding out where the row goes
             with self._failing():
                 raise
-        except Exception as error:  # whatever Celery, a router or a serializer says of it
+        except Exception as error:  # any error of Celery, a router or a serializer
             self._refuse(number, error)
 
     def _refuse(self, number: int, error: Exception) -> None:
@@ -253,7 +253,7 @@ class _Bulk:
         report.already += state == "already"
 
     def _schedule(self, queue: str, entry: Entry, expires_ms: int) -> None:
-        # Also what is for now: the messages of a queue stay in order if all go one way.
+        # Messages that are due now go this way too: it keeps the messages of a queue in order.
         if self._rules is not None:
             task = task_in(entry.message.encode())
             own = written_in(entry.message)
@@ -268,18 +268,18 @@ class _Bulk:
             self._outbox.confirm()
 
     def _learn(self, kind: Any, call: Call, sent: list[Captured], tries: int) -> None:
-        """The next rows of this kind are filled in, if they can be."""
+        """Make a template if possible, so that the next rows of this kind are filled in."""
         if len(self._templates) >= TEMPLATES:
             self._templates.clear()
         self._templates[kind] = tries
         if len(sent) != 1 or not _is_stock_task(self.app, call.task):
             return
-        with suppress(Exception):  # the row is sent already; the next ones are Celery's as well
+        with suppress(Exception):  # the row is already sent; Celery makes the next ones too
             self._templates[kind] = Template(self.app, call, sent[0])
 
 
 def _is_watched() -> bool:
-    """Whether somebody is told of each message that has been sent."""
+    """Returns whether a signal has receivers for each message that is sent."""
     return bool(
         others_listen(signals.after_task_publish)
         or signals.task_sent.receivers
@@ -288,7 +288,7 @@ def _is_watched() -> bool:
 
 
 def _is_stock(app: Celery) -> bool:
-    """Whether messages depend on nothing but a task, its arguments and its options."""
+    """Returns whether messages depend only on a task, its arguments and its options."""
     amqp = app.amqp
     return (
         not signals.before_task_publish.receivers
@@ -306,9 +306,9 @@ def _is_stock(app: Celery) -> bool:
 
 
 def _is_quiet(backend: Any) -> bool:
-    """Whether a result backend has nothing to prepare for a task.
+    """Returns whether a result backend has nothing to prepare for a task.
 
-    Redis's listens for a result that somebody in this process waits for, which nobody does here.
+    The one of Redis subscribes to results that this process waits for; nothing waits for them here.
     """
     call = type(backend).on_task_call
     return _is_of(call, "celery.backends.base") or _is_of(call, "celery.backends.redis")
@@ -329,5 +329,5 @@ def _is_stock_task(app: Celery, task: Any) -> bool:
 
 
 def _is_of(function: Any, module: str) -> bool:
-    """Whether a function is Celery's own, and not one that an instrumentation has put there."""
+    """Returns whether a function is Celery's own, and not one of an instrumentation."""
     return getattr(function, "__module__", "") == module and not hasattr(function, "__wrapped__")

@@ -1,1 +1,1 @@
-"""Cancelling, changing and moving tasks that have not begun."""
+"""Cancels, changes and moves tasks that have not started."""

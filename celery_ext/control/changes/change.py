@@ -1,4 +1,4 @@
-"""Another priority, other arguments, another due time for a task while it waits."""
+"""Changes the priority, arguments, headers or due time of a task while it waits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ...tasks.times import LATEST_MS, from_ms, from_now_ms, to_ms
 from ..bulk.message_template import repr_limits
 from .ready import ReadyTask, amend, ready_tasks
 
-#: How often a message that somebody else changes meanwhile is read again.
+#: How often a message is read again because another program has changed it meanwhile.
 TRIES = 20
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is to be another one; None: it stays. Raises QueryError for invalid values."""
+    """The new values; None leaves a value unchanged. Raises QueryError for invalid values."""
 
     countdown: float | None = None
     eta: datetime | str | None = None
@@ -57,7 +57,7 @@ class Change:
             raise QueryError(f"kwargs takes a dict of arguments, not {self.kwargs!r}"[:200])
 
     def due_ms(self) -> int | None:
-        """The new due time in ms since the epoch; None: it stays."""
+        """The new due time in ms since the epoch, or None to leave it unchanged."""
         if self.eta is not None:
             return min(max(to_ms("eta", self.eta), 0), LATEST_MS)
         if self.countdown is not None:
@@ -73,9 +73,9 @@ def change(
     queue: str | None,
     accepts: Callable[[TaskInfo], bool],
 ) -> bool:
-    """Change a delayed or ready task that `accepts` is true of; True if it was one.
+    """Change a delayed or ready task for which `accepts` is true. True if there was one.
 
-    Raises QueryError where its arguments cannot be read or written here.
+    Raises QueryError if its arguments cannot be read or written here.
     """
     changing, changed = _Changing(delayed, change, change.due_ms(), accepts), False
     names = chain.from_iterable(delayed.where(queue, [task_id], found := set[str]()))
@@ -95,7 +95,7 @@ def change(
 
 @dataclass(frozen=True)
 class _Changing:
-    """How the messages of a task are changed, and which."""
+    """Changes the messages of a task for which `accepts` is true."""
 
     delayed: Queues
     change: Change
@@ -135,7 +135,7 @@ class _Changing:
         )
 
     def _step(self, payload: dict[str, Any]) -> int | None:
-        """The step of its new priority; None: it stays."""
+        """The step of its new priority, or None to leave it unchanged."""
         if self.change.priority is None:
             return None
         channel = self.delayed.connection.default_channel
@@ -143,7 +143,7 @@ class _Changing:
         return step
 
     def _rewrite(self, info: TaskInfo, payload: dict[str, Any]) -> None:
-        payload.pop("ticket", None)  # it says by which order and limits it waits, maybe another one
+        payload.pop("ticket", None)  # it lists its turn and limits, which may change
         headers, properties = payload["headers"], payload["properties"]
         if self.change.priority is not None:
             properties["priority"] = self.change.priority
@@ -159,7 +159,7 @@ class _Changing:
 
 
 def _as_it_waits(text: str, waiting: Waiting) -> str:
-    """A changed message whose due time stays: so does what it waits for."""
+    """A changed message with an unchanged due time, which keeps its wait."""
     wait = Wait.in_message(waiting.kept.message)
     return text if wait is NO_WAIT else wait.put_into(text)
 

@@ -1,4 +1,4 @@
-"""Changes all tasks that a query means, or shows what it would change."""
+"""Changes all tasks that match a query, or previews the change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ...tasks.query import Query, selects_ready
 from ...tasks.task_info import TaskInfo
 from .ready import ReadyTask, matching
 
-#: So many of the tasks that a bulk change has met are in its outcome.
+#: How many of the tasks that a bulk change has matched are in its outcome.
 SAMPLE_SIZE = 10
 
-#: Changes delayed tasks of a shard, or ready ones; says how many of these were still there.
+#: Change delayed tasks of a shard, or ready ones. Return how many were still there.
 OnDelayed = Callable[[str, list[TaskInfo]], int]
 OnReady = Callable[[Sequence[ReadyTask]], int]
 
-#: Whether a task is as it is to be.
+#: Returns whether a task needs no change.
 IsDone = Callable[[TaskInfo], bool]
 
 
@@ -47,9 +47,9 @@ class Outcome:
 def pages(
     delayed: Queues, query: Query, progress: Progress = lambda count: None
 ) -> Iterator[tuple[str, list[TaskInfo]]]:
-    """The tasks that a query means, in pages of one shard; some are empty.
+    """The tasks that match a query, in pages of one shard; some pages are empty.
 
-    `progress` is called with the number of messages that were looked at.
+    `progress` is called with the number of messages that were read.
     """
     for shard in delayed.shards(query.queue):
         found = delayed.backlog(shard).pages(query.due_after_ms, query.due_before_ms, query.needle)
@@ -68,9 +68,9 @@ def change_found(
     progress: Progress | None,
     is_done: IsDone = lambda info: False,
 ) -> Outcome:
-    """Change the tasks that a query means, some of one shard at a time, or show what would change.
+    """Change the tasks that match a query, some of one shard at a time, or preview the change.
 
-    Those that are done are left out. Raises QueryError for ready ones without a way to do so.
+    Tasks that need no change are skipped. Raises QueryError for ready tasks without `on_ready`.
     """
     outcome = Outcome(dry_run=dry_run)
     for shard, infos, change in _parts(queues, query, on_delayed, on_ready, is_done):
@@ -83,10 +83,10 @@ def change_found(
 def _parts(
     queues: Queues, query: Query, on_delayed: OnDelayed, on_ready: OnReady | None, is_done: IsDone
 ) -> Iterator[tuple[str, list[TaskInfo], Callable[[], int]]]:
-    """Some tasks of a shard, and how they are changed."""
+    """Yields a shard, some of its tasks, and a function that changes them."""
     if not selects_ready(query):
         for shard, page in pages(queues, query):
-            # All of a page is asked before some of it is changed.
+            # A whole page is filtered before any of it is changed.
             for part in map(list, chunks([info for info in page if not is_done(info)])):
                 yield shard, part, partial(on_delayed, shard, part)
         return

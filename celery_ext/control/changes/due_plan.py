@@ -15,9 +15,9 @@ from .ready import ReadyTask
 
 @dataclass
 class DuePlan:
-    """Moves tasks by so much, or to `start_ms`, or evenly over `spread` from there.
+    """Moves tasks by a length of time, or to `start_ms`, or evenly over `spread` from there.
 
-    There are `count` of them to be spread.
+    `count` is the number of tasks to spread.
     """
 
     moves: Moves
@@ -37,7 +37,7 @@ class DuePlan:
         to: datetime | str | None,
         spread: Length | None,
     ) -> DuePlan:
-        """Raises QueryError for what cannot be combined, and for what is no length of time."""
+        """Raises QueryError for an invalid combination or an invalid length of time."""
         if (by is None) == (to is None and spread is None):
             raise QueryError("reschedule_many takes by=, or to= and spread=, or one of these two")
         now_ms = from_now_ms("to", 0)
@@ -75,7 +75,7 @@ class DuePlan:
         return self.start_ms + round(self.spread / timedelta(milliseconds=1) * share)
 
     def was_moved(self, info: TaskInfo) -> bool:
-        """Whether it was moved ahead before: it is met again there, once."""
+        """Returns whether a task was moved ahead before. It is then met again there, once."""
         key = info.queue, info.member
         if key not in self._ahead:
             return False

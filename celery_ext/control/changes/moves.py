@@ -1,4 +1,4 @@
-"""Cancels and reschedules tasks, and tells result backends and receivers of signals."""
+"""Cancels and reschedules tasks, and notifies result backends and receivers of signals."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ...tasks.times import LATEST_MS, from_ms
 from ..outcomes import Gone, write_now
 from .ready import ReadyTask, amend, ready_tasks
 
-#: A due time for the broker, and for the header of the task: "" leaves that as it is.
+#: A due time for the broker, and for the header of the task; "" leaves the header unchanged.
 Due = tuple[str, str]
 
 NOW: Due = "+0", ""
 
 
 def due_at(due_ms: int) -> Due:
-    """A time in ms since the epoch, or the nearest that a datetime can show."""
+    """A time in ms since the epoch, or the nearest one that a datetime can represent."""
     due_ms = min(max(due_ms, 0), LATEST_MS)
     return str(due_ms), from_ms(due_ms).isoformat()
 
 
 class Moves:
-    """The moves of delayed tasks, by their ids in any shard or as they were found in one."""
+    """Moves delayed and ready tasks: by id in any shard, or as they were found in one shard."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
@@ -85,7 +85,7 @@ class Moves:
         return infos
 
     def postpone(self, task: ReadyTask, due: Due) -> bool:
-        """Give a ready task a due time; one that has come makes it the next to be delivered."""
+        """Give a ready task a due time. With one that has passed it is delivered next."""
         due_ms = None if due == NOW or int(due[0]) <= time() * 1000 else int(due[0])
 
         def rewrite(payload: dict[str, Any]) -> None:
@@ -98,12 +98,12 @@ class Moves:
         return True
 
     def postpone_all(self, tasks: Sequence[ReadyTask], dues: Iterable[Due]) -> int:
-        """As `postpone`, for the ready tasks of one page; returns how many were still ready."""
-        # From the end: what has gone lets those behind it move up.
+        """Like `postpone`, for the ready tasks of one page; returns how many were still ready."""
+        # From the end, because a task that leaves lets those behind it move up.
         return sum(map(self.postpone, reversed(tasks), reversed([*dues])))
 
     def _record(self, cancelled: Iterable[Gone]) -> None:
-        """Let `get` know what became of them, where the app records outcomes."""
+        """Record for `get` that they were cancelled, if the app records outcomes."""
         if getattr(self._queues.app, "delayed", None) is not None:
             options = OutcomeOptions.of(self._queues.app)
             write_now(self._queues, options, "cancelled", cancelled)

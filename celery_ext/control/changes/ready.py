@@ -39,16 +39,16 @@ def ready_pages(
 
 
 def ready_task(shard: str, lists: ReadyLists, ready: Ready) -> ReadyTask:
-    """A ready message, as the task that it is."""
+    """The task of a ready message."""
     envelope = open_envelope(ready.message, 0)
     found = Found("ready", shard, ready.step, ready.message, envelope.due_ms)
     return ReadyTask(shard, lists, ready, replace(TaskInfo.of(found), member=envelope.id))
 
 
 def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterator[ReadyTask]:
-    """The ready tasks with these ids, found by where they were met before, or else by reading.
+    """The ready tasks with these ids, found where they were seen before, or else by a scan.
 
-    Long lists are not read for an id of which workers have recorded that it is with one, or over.
+    Long lists are not read for a task that workers have recorded as received, running or over.
     """
     own = [queue] if queue else [*queues.app.amqp.queues] if ids else []
     shards = [shard for name in own for shard in queues.store.shards.all(name)]
@@ -68,10 +68,10 @@ def ready_tasks(queues: Queues, ids: Sequence[str], queue: str | None) -> Iterat
 def placed(
     queues: Queues, shards: Sequence[str], ids: Iterable[str], certain: Collection[str]
 ) -> Iterator[ReadyTask]:
-    """Those of some shards that are found by where they were met before.
+    """The ready tasks of some shards that are found where they were seen before.
 
-    Long lists are not read for those whose records are `certain`. Not found are those with an id
-    that several of them have, nor any of a list that is too long for this.
+    Long lists are not read for ids whose records are `certain`. Tasks that share an id are not
+    found, and neither are tasks of a list that is too long for this.
     """
     for id in ids:
         most = SHORT if id in certain else MOST
@@ -83,9 +83,9 @@ def placed(
 def matching(
     queues: Queues, query: Query, progress: Progress = lambda count: None
 ) -> Iterator[list[ReadyTask]]:
-    """The ready tasks that a query means, in pages; some are empty.
+    """The ready tasks that match a query, in pages; some pages are empty.
 
-    `progress` is called with the number of messages that were looked at.
+    `progress` is called with the number of messages that were read.
     """
     needles = [query.needle] if query.needle else []
     for page in ready_pages(queues, queues.shards(query.queue), needles):
@@ -94,7 +94,7 @@ def matching(
 
 
 def _is_due(query: Query, info: TaskInfo) -> bool:
-    """Whether it was due in the time that is meant; without one, any task is."""
+    """Returns whether a task was due in the period of a query. Without a period, any task was."""
     if query.due_after is None and query.due_before is None:
         return True
     return info.due_ms is not None and query.due_after_ms <= info.due_ms < query.due_before_ms
@@ -108,9 +108,9 @@ def amend(
     due_ms: int | None = None,
     is_first: bool = False,
 ) -> bool:
-    """Change the message of a ready task; False: it is not ready any more, or not the same.
+    """Change the message of a ready task. False if it is no longer ready, or has changed.
 
-    With `due_ms` it is delayed until then, as if it had been sent so.
+    With `due_ms` it is delayed until then, as if it had been sent with this due time.
     """
     payload = payload_of(task.info)
     if due_ms is not None:

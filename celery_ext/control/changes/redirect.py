@@ -28,24 +28,24 @@ from ...tasks.dead_task import DeadTask
 from ...tasks.task_info import TaskInfo
 from .ready import ReadyTask, amend, ready_tasks
 
-#: Tasks that are being moved stay out of the reach of workers for so long, so many at a time.
+#: How long tasks that are being moved are held back from workers, and how many at a time.
 HOLD_MS, HELD = 60_000, 50
 
-#: So long it is tried to send and to drop a task, while the broker cannot be reached.
+#: How long sending and dropping a task are retried while the broker cannot be reached.
 TRY_SECONDS = 20
 INTERVALS = {"interval_start": 0.1, "interval_step": 0.2, "interval_max": 1}
 
-#: What a message has from the queue that it leaves.
+#: The parts of a message that belong to the queue that it leaves.
 OWN = ("wait", "ticket")
 
 
 class Redirect:
-    """Sends tasks to another queue of the broker, and drops each where it was.
+    """Sends tasks to another queue of the broker, and drops each from its old queue.
 
-    No worker gets a task meanwhile: where it was, it is delayed. If the process is killed, what is
-    held then stays there, a minute late at most, but for one task that may be in both queues and
-    run twice. Its due time and its priority stay, and retries stay in the new queue. What others
-    change meanwhile stays where it is. Raises QueryError for an unknown queue.
+    No worker gets a task meanwhile, because it is held as delayed in its old queue. If the process
+    is killed, held tasks stay there, at most a minute late; one task may be in both queues and run
+    twice. A task keeps its due time and its priority, and retries stay in the new queue. A task
+    that others change meanwhile stays where it is. Raises QueryError for an unknown queue.
     """
 
     def __init__(self, queues: Queues, to_queue: str) -> None:
@@ -53,13 +53,13 @@ class Redirect:
             raise QueryError("to_queue is empty: name the queue to move tasks to")
         queues.check_queue(to_queue)
         self._queues, self._to = queues, to_queue
-        #: That a task leaves its queue is no event of its own: it is not cancelled.
+        #: Writes no events: a task that leaves its queue is not cancelled.
         self._quiet = copy(queues.store)
         self._quiet.event_limit = 0
         self._held_until_ms = 0
 
     def has(self, info: TaskInfo) -> bool:
-        """Whether a task is in the other queue already."""
+        """Returns whether a task is already in the other queue."""
         return info.queue == self._to
 
     def delayed(self, shard: str, infos: Sequence[TaskInfo]) -> int:
@@ -75,7 +75,7 @@ class Redirect:
         """Move ready tasks of one page, in the order in which they run; returns how many."""
         if not tasks or queue_of(tasks[0].shard) == self._to:
             return 0
-        # From the end of the page: what has gone lets those behind it move up.
+        # From the end of the page, because a task that leaves lets those behind it move up.
         return sum(map(self._move_ready, chunks(tasks[::-1], HELD)))
 
     def _move_ready(self, tasks: Sequence[ReadyTask]) -> int:
@@ -91,7 +91,7 @@ class Redirect:
         return self._send(shard, held)
 
     def by_id(self, id: str, queue: str | None) -> bool:
-        """Move the delayed or ready tasks with an id; True if they are in the other queue then."""
+        """Move the delayed or ready tasks with an id. True if they are now in the other queue."""
 
         @despite_nodes_down
         def move(queues: Queues) -> bool:
@@ -123,12 +123,12 @@ class Redirect:
         return Backlog(self._quiet, shard)
 
     def _hold_ms(self, shard: str) -> int:
-        """Until when tasks are held from now on, by the clock of their server."""
+        """The time until which tasks are held from now on, by the clock of their server."""
         self._held_until_ms = server_ms(self._queues.store, shard) + HOLD_MS
         return self._held_until_ms
 
     def _hold(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
-        """Keep delayed tasks from workers; returns those that were as they had been read."""
+        """Hold delayed tasks back from workers; returns those that have not changed since read."""
         store, backlog, until_ms = self._queues.store, self._backlog(shard), self._hold_ms(shard)
         held: list[TaskInfo] = []
         records = store.records(shard, [_name(each) for each in infos])
@@ -140,7 +140,7 @@ class Redirect:
                     if backlog.revise(waiting, kept.step, kept.message, hold_ms):
                         held.append(info)
         except BaseException:
-            with suppress(*BROKER_FAILS):  # what failed says more
+            with suppress(*BROKER_FAILS):  # the first error says more
                 self._let_go(shard, held)
             raise
         return held
@@ -151,7 +151,7 @@ class Redirect:
         self._backlog(shard).reschedule(moves, members=True)
 
     def _send(self, shard: str, held: Sequence[tuple[TaskInfo, TaskInfo]]) -> int:
-        """Send each task and drop what is held of it; what could not be sent is let go again."""
+        """Send each task and drop the held one; those that could not be sent are let go again."""
         began, count, kept = monotonic(), 0, [there for _, there in held]
         try:
             for info, there in held:
@@ -163,14 +163,14 @@ class Redirect:
                     count += 1
                     self._drop(shard, there)
         except BaseException:
-            with suppress(*BROKER_FAILS):  # what failed says more
+            with suppress(*BROKER_FAILS):  # the first error says more
                 self._let_go(shard, kept)
             raise
         self._let_go(shard, kept)
         return count
 
     def _drop(self, shard: str, held: TaskInfo) -> None:
-        """Drop what is in the other queue already: or else it would run twice."""
+        """Drop a held task that is already in the other queue, or it would run twice."""
         cancel = partial(self._backlog(shard).cancel, [held.member], members=True)
         try:
             retry_over_time(cancel, BROKER_FAILS, timeout=TRY_SECONDS, **INTERVALS)
@@ -187,9 +187,9 @@ class Redirect:
             self._backlog(shard).reschedule(moves, members=True)
 
     def _put(self, info: TaskInfo) -> bool:
-        """False: the other queue has a unique task like this one already."""
+        """Send a task. False if the other queue already has a unique task like this one."""
         payload = self._payload(info)
-        due = ""  # now, whatever its ETA says: as `due_ms` in the message tells a worker
+        due = ""  # now, whatever its ETA says: `due_ms` in the message tells a worker so
         if info.state not in ("ready", "dead"):
             payload.pop("due_ms", None)
             due = str(info.due_ms or 0)
@@ -200,7 +200,7 @@ class Redirect:
 
         try:
             if due and int(due) >= self._held_until_ms:
-                # While it is delayed it is there once, however often it is sent.
+                # While it is delayed, sending it again is idempotent.
                 retry_over_time(put, BROKER_FAILS, timeout=TRY_SECONDS, **INTERVALS)
             else:
                 put()
@@ -217,7 +217,7 @@ class Redirect:
         payload = payload_of(info)
         for name in OWN:
             payload.pop(name, None)
-        if info.state == "dead":  # it begins anew, as by a replay in its own queue
+        if info.state == "dead":  # it starts again, as after a replay in its own queue
             payload.pop("deliveries", None)
             headers = payload.get("headers")
             if isinstance(headers, dict) and "retries" in headers:

@@ -1,4 +1,4 @@
-"""Revokes tasks by their ids, and remembers them: workers may not have been there to hear of it."""
+"""Revokes tasks by id, and remembers them for workers that were not there to hear of it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .moves import Moves
 
 Arguments = Mapping[str, Any]
 
-#: The commands to workers that are about ids.
+#: The remote control commands that take ids.
 BY_ID = ("revoke", "terminate")
 
-#: So long a revoke is remembered, and so many of them.
+#: How long a revoke is remembered, and how many are.
 KEPT_SECONDS, KEPT_IDS = 7 * 86_400, 50_000
 
-#: An id that is longer is none of Celery's.
+#: Maximum length of an id; a longer one is not from Celery.
 ID_LENGTH = 255
 
-#: Ids that one call reads.
+#: How many ids one call reads.
 PAGE_SIZE = 5_000
 
 
 class Revoked:
-    """The revoked tasks of a broker, in one bounded key. A server may evict what has an expiry."""
+    """The revoked tasks of a broker, in one bounded key. It has no expiry, or it may be evicted."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -41,7 +41,7 @@ class Revoked:
         return revoked_tasks(self._broker.store.keys("").prefix)
 
     def remember(self, ids: Sequence[str]) -> None:
-        """Remember that these tasks were revoked, in place of the oldest where there are many."""
+        """Remember that these tasks were revoked. They replace the oldest if there are too many."""
         run, key, now_us = self._broker.store.run, self._key, time.time_ns() // 1000
         known = [id for id in dict.fromkeys(ids) if len(id) <= ID_LENGTH]
         for part in chunks(known[-KEPT_IDS:]):
@@ -57,7 +57,7 @@ class Revoked:
             )
 
     def unknown(self, ids: Sequence[str]) -> list[str]:
-        """Those of these tasks of which it is not remembered that they were revoked."""
+        """The given tasks that are not remembered as revoked."""
         run, key = self._broker.store.run, self._key
         found = [score for part in chunks(ids) for score in run("ZMSCORE", key, *part)]
         return [id for id, score in zip(ids, found, strict=True) if score is None]
@@ -75,11 +75,11 @@ class Revoked:
 
 
 def ids_in(arguments: Arguments) -> list[str]:
-    """The ids of the tasks that such a command is about."""
+    """The task ids in the arguments of such a command."""
     return [*dict.fromkeys(str(each) for each in maybe_list(arguments.get("task_id")) or ())]
 
 
 def revoke(queues: Queues, ids: list[str]) -> None:
     """Remember these tasks as revoked, and take those that are delayed out of the backlog."""
-    Revoked(queues).remember(ids)  # first: what becomes ready meanwhile meets a worker that knows
+    Revoked(queues).remember(ids)  # first, so that workers know of tasks that become ready now
     Moves(queues).cancel_ids(ids, None)

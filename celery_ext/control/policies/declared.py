@@ -33,10 +33,10 @@ Described = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class QueuePolicies:
-    """What is declared for a queue, by whom and when. Each policy is its kind with its arguments.
+    """The declared policies of a queue, by whom and when. Each is its kind with its arguments.
 
-    `defaults` are those of all queues, `tasks` those of tasks by their names. `differs`: this app
-    declares other policies, and obeys these.
+    `defaults` are the policies of all queues, `tasks` those of tasks, by task name. `differs` is
+    True if this app declares other policies; it obeys these.
     """
 
     queue: str
@@ -49,22 +49,22 @@ class QueuePolicies:
 
 
 class Policies:
-    """Shows what is declared, and declares it from outside of a worker."""
+    """Shows the declared policies, and declares policies from outside a worker."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
 
     def __call__(self, queue: str | None = None) -> list[QueuePolicies]:
-        """What is declared for a queue, or for all, and what this app would declare."""
+        """The declared policies of a queue or of all, compared with what this app declares."""
         if queue is not None:
             self._queues.check_queue(queue)
         return self.of([queue] if queue else self._queues.queues())
 
     def apply(self, queue: str | None = None) -> list[QueuePolicies]:
-        """Let what this app declares hold for a queue, or for the app's queues, and nothing else.
+        """Declare this app's policies, and no others, for a queue or for the app's queues.
 
-        The app's queues are `task_queues` and those in `delayed_policies`. What the app does not
-        name ends: workers only add to what is declared, or replace it.
+        The app's queues are `task_queues` and those in `delayed_policies`. Policies that the app
+        does not name are removed, whereas workers only add policies or replace them.
         """
         names = self._names(queue)
         for name in names:
@@ -72,7 +72,7 @@ class Policies:
         return self.of(names)
 
     def unnamed(self, queue: str | None = None) -> list[str]:
-        """What `apply` would remove: policies of queues and tasks that this app does not name."""
+        """The policies that `apply` would remove: of queues and tasks that this app omits."""
         names = self._names(queue)
         found: set[str] = set()
         for name, there in zip(names, declared_of(self._queues, names), strict=True):
@@ -83,9 +83,9 @@ class Policies:
         return sorted(found)
 
     def drop(self, queue: str) -> bool:
-        """Let no policies hold for a queue; returns whether some did.
+        """Remove the policies of a queue; returns whether there were any.
 
-        Until a worker starts that declares some.
+        They come back when a worker starts that declares some.
         """
         self._queues.check_queue(queue)
         (found,) = declared_of(self._queues, [queue])
@@ -93,7 +93,7 @@ class Policies:
         return found != _paused(found)
 
     def strange(self, queues: Sequence[str]) -> dict[str, str]:
-        """Of these queues, those whose policies this app has no code for, and what it lacks."""
+        """The given queues whose policies this app has no code for, and what it lacks."""
         found = {}
         for name, known in zip(queues, _records(self._queues, queues), strict=True):
             if known.text and (why := _followed(self._queues, name, known.text)[1]):
@@ -107,7 +107,7 @@ class Policies:
         return [queue] if queue else lasting
 
     def of(self, queues: Sequence[str]) -> list[QueuePolicies]:
-        """The same of some queues, which are known to be there."""
+        """The same for some queues, which are known to exist."""
         records = _records(self._queues, queues)
         return [
             _shown(queue, known, self._declared(queue, known.text) != known.text)
@@ -127,7 +127,7 @@ class Policies:
 
 
 def declared_of(queues: Queues, names: Sequence[str]) -> list[dict[str, Any]]:
-    """What is declared for each of these queues, asked in few round trips."""
+    """The declared policies of each of these queues, read in few round trips."""
     return [parsed(each.text) for each in _records(queues, names)]
 
 
@@ -139,7 +139,7 @@ def _records(queues: Queues, names: Sequence[str]) -> list[PolicyRecord]:
 def change_declared(
     queues: Queues, queue: str, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Declare something else for a queue in place of what is declared, and tell its consumers."""
+    """Replace the declared policies of a queue by `change` of them, and notify its consumers."""
     store, by = queues.store, caller()[:TEXT_SIZE]
     for shard in store.shards.all(queue):
         while True:
@@ -151,7 +151,7 @@ def change_declared(
 
 
 def caller() -> str:
-    """Who changes something, where nobody says so."""
+    """The author of a change if none is given: this user and host."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (KeyError, OSError, ImportError):  # a container may have a user without a name
@@ -159,7 +159,7 @@ def caller() -> str:
 
 
 def _is_temporary(queue: Any) -> bool:
-    """Whether it expires or deletes itself: then what was declared would outlive it."""
+    """Returns whether a queue expires or deletes itself: its declared policies would outlive it."""
     return bool(
         queue.auto_delete or queue.expires or (queue.queue_arguments or {}).get("x-expires")
     )
@@ -170,12 +170,12 @@ def _only(own: str, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _paused(found: dict[str, Any]) -> dict[str, Any]:
-    """Nothing but the pauses of its parts."""
+    """Only the pauses of a queue's parts."""
     return {name: found[name] for name in found if name == "paused"}
 
 
 def rules_for(queues: Queues, queue: str) -> OwnRules | None:
-    """Who decides of a queue: as is declared in the broker, else as the app says; None: nobody."""
+    """The rules of a queue, as declared in the broker, or else by the app; None without rules."""
     [known] = _records(queues, [queue])
     rules, why_not = _followed(queues, queue, known.text)
     if why_not:
@@ -184,7 +184,7 @@ def rules_for(queues: Queues, queue: str) -> OwnRules | None:
 
 
 def _followed(queues: Queues, queue: str, text: str) -> tuple[Rules | None, str]:
-    """The rules that go by what is declared for a queue, or why this app cannot; empty: it can."""
+    """The rules that follow the declared policies of a queue, and why this app cannot, or ""."""
     rules: Rules | None = queues.rules
     if not text and rules is None:
         return None, ""
@@ -206,7 +206,7 @@ def _shown(queue: str, known: PolicyRecord, differs: bool) -> QueuePolicies:
 
 
 def policy_text(found: dict[str, object]) -> str:
-    """A policy nearly as Python has it."""
+    """A policy as text, nearly as in Python."""
     ((kind, given),) = found.items()
     if not isinstance(given, dict):
         return str(given[-1] if isinstance(given, list) else given)

@@ -1,4 +1,4 @@
-"""How much of a queue's gate is in use: what is declared there, in use, and waits for what."""
+"""The usage of a queue's gate: what is declared, what is in use, and what waits for which limit."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from .declared import rules_for
 if TYPE_CHECKING:
     from ...policies.limits.gated import Declared
 
-#: Lanes that one reading looks at, some a call.
+#: How many lanes one reading covers, some per call.
 LANES_LIMIT = 200_000
 
-#: Lanes of a limit that are known by their names, and messages that are read of them.
+#: How many lanes of a limit are kept by name, and how many of their messages are read.
 FIRST = 20
 
 
 @dataclass(frozen=True)
 class Declarations:
-    """What the app declares of the gate of a queue. `turns_by`: what turns go by, "" for none.
+    """The declarations for the gate of a queue. `turns_by` is what turns depend on, "" for none.
 
-    The limits of a task are those of the queue that Celery sends it to.
+    The limits of a task belong to the queue that Celery sends it to.
     """
 
     limits: tuple[Declared, ...] = ()
@@ -52,11 +52,11 @@ class Declarations:
 
     @classmethod
     def of(cls, delayed: Queues, queue: str) -> Declarations:
-        """Those of a queue. Raises PolicyError where they are invalid."""
+        """The declarations of a queue. Raises PolicyError if they are invalid."""
         rules = rules_for(delayed, queue)
         if rules is None:
             return cls()
-        from ...policies.limits.gated import is_tenant  # whoever has rules has imported them
+        from ...policies.limits.gated import is_tenant  # declaring rules imports them
         from ...policies.limits.keys import by_text
 
         gated = rules.gated(queue)
@@ -74,7 +74,7 @@ class Declarations:
         )
 
     def with_overrides(self, found: Mapping[str, Override]) -> Declarations:
-        """The same with the numbers that hold now."""
+        """The same with the numbers that apply now."""
         if not found:
             return self
 
@@ -84,31 +84,31 @@ class Declarations:
         return replace(self, limits=now(self.limits), of_other_queues=now(self.of_other_queues))
 
     def named(self, name: str) -> Declared | None:
-        """A limit by its name. One of a task holds in every queue that the task is sent to."""
+        """A limit by its name. One of a task applies in every queue that the task is sent to."""
         return next((each for each in self.every if each.name == name), None)
 
     @property
     def every(self) -> tuple[Declared, ...]:
-        """With those of tasks that Celery sends elsewhere."""
+        """All limits, including those of tasks that Celery sends elsewhere."""
         return (*self.limits, *self.of_other_queues)
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is declared for the queue."""
+        """Returns whether nothing is declared for the queue."""
         return not self.limits and not self.turns_by
 
     def patterns(self, tenant: str) -> list[str]:
-        """Of lanes that may be a tenant's."""
+        """Patterns of the lanes that may belong to a tenant."""
         shares = (each for each in self.of_tenants if each.kind == "shares")
         return [of_key(tenant), *(of_slot(slot_name(*each.of_key(tenant))) for each in shares)]
 
     @cached_property
     def of_tenants(self) -> list[Declared]:
-        """Limits whose keys are tenants, also those of tasks that have another queue."""
+        """Limits whose keys are tenants, including those of tasks that have another queue."""
         return [each for each in self.every if each.is_of_tenants]
 
     def tenant_of(self, lane: Lane) -> str:
-        """Whose messages are in a lane; "": nobody knows."""
+        """The tenant whose messages are in a lane, or "" if unknown."""
         if self.turns_are_of_tenants and (key := lane.turn[0]):
             return key
         for each in self.of_tenants:
@@ -119,7 +119,7 @@ class Declarations:
 
 
 def place_of(each: Declared, queue: str) -> str:
-    """Where what is in use of a limit is kept, and what was set for it at run time."""
+    """Where the use of a limit is stored, and the numbers that were set for it at run time."""
     return pool_of(plain(each.name)) if each.is_global else queue
 
 
@@ -138,7 +138,7 @@ def _overridden(each: Declared, found: Override | None) -> Declared:
 
 @dataclass(slots=True)
 class LimitUsage:
-    """How many messages wait, since when the first one is due, and what they have."""
+    """How many messages wait, when the first one was due, and how much is in use."""
 
     waiting: int = 0
     first_due_ms: int = 0
@@ -151,7 +151,7 @@ class LimitUsage:
 
 @dataclass(slots=True)
 class TenantUsage(LimitUsage):
-    """The same of a tenant, with how many wait for which limit, as slots name it."""
+    """The usage of a tenant, with how many messages wait for each limit, as slots name it."""
 
     weight: float = 1.0
     waits_for: dict[str, int] = field(default_factory=dict)
@@ -159,10 +159,10 @@ class TenantUsage(LimitUsage):
 
 @dataclass
 class GateUsage:
-    """One reading. Names and keys are as `lanes` has them; `limits` are by name and then by key.
+    """One reading. Names and keys are as in `lanes`; `limits` is by name and then by key.
 
-    Of a reading for some `tenants`, what is not theirs is left out. `is_complete` is False where
-    more lanes wait than are looked at.
+    A reading for some `tenants` leaves out what belongs to others. `is_complete` is False if more
+    lanes wait than one reading covers.
     """
 
     queue: str
@@ -173,14 +173,14 @@ class GateUsage:
     turn: LimitUsage = field(default_factory=LimitUsage)
     first: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     is_complete: bool = True
-    #: What was set for its limits at run time, by their names as lanes have them.
+    #: The numbers that were set for its limits at run time, by their names as in lanes.
     overrides: dict[str, Override] = field(default_factory=dict)
-    #: What is declared without that, where something was read of it.
+    #: The declarations without these numbers, if the gate was read.
     as_declared: Declarations | None = None
 
     @cached_property
     def busiest(self) -> list[tuple[int, str]]:
-        """Tenants, each behind how many of its messages wait, as a negative number; in order."""
+        """The negative number of waiting messages and the name of each tenant, sorted."""
         return sorted((-used.waiting, name) for name, used in self.tenants.items())
 
     @classmethod
@@ -257,14 +257,14 @@ class GateUsage:
         return self.limits.setdefault(limit, {}).setdefault(key, LimitUsage())
 
     def first_ids(self, store: Store, limits: Iterable[str]) -> list[str]:
-        """Messages that wait for limits, who is due first in front, as the backlog names them."""
+        """Messages that wait for limits, the first due ones first, as the backlog names them."""
         found = sorted(each for name in limits for each in self.first.get(plain(name), ()))
         names = [name for _, name in found[-FIRST:]]
         shards = store.shards.all(self.queue)
         return [id for each in shards for id in first_ids(store, each, names, FIRST)][:FIRST]
 
     def named(self, limit: str, key: str) -> tuple[str, str]:
-        """A limit and its key as they are declared, of what lanes wait for."""
+        """The declared names of a limit and its key, given as lanes name them."""
         for each in self.declarations.every:
             if (found := each.key_in(limit, key)) is not None:
                 return each.name, found

@@ -1,4 +1,4 @@
-"""Limits and tenants of a queue, as they are shown."""
+"""Limits and tenants of a queue, for display."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...policies.limits.gated import Declared
     from ...policies.limits.throttler import RunningTask
 
-#: Keys that a limit is shown with.
+#: How many keys of a limit are shown.
 BUSIEST = 5
 
 NOTHING = LimitUsage()
@@ -35,9 +35,9 @@ NOTHING = LimitUsage()
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """A key of a limit. `tokens` may be spent now, where it has a rate; `slots` are a share's.
+    """A key of a limit. `tokens` can be spent now, if it has a rate; `slots` are those of a share.
 
-    None is what is not counted, or not for who asks.
+    A number is None if it is not counted, or not visible to the caller.
     """
 
     key: str
@@ -50,10 +50,10 @@ class KeyInfo:
 
 @dataclass(frozen=True)
 class LimitInfo:
-    """A limit of a queue: how much there is for each key, and in use and waiting over all keys.
+    """A limit of a queue: its capacity for each key, and what is in use and waits over all keys.
 
-    `keys` is how many are in use or waited for, None where it has none. `declared` is False for one
-    that the app does not know: how much there is of it is not known then.
+    `keys` is the number of keys that are in use or waited for, or None if it has no keys.
+    `declared` is False for a limit that the app does not know, so that its capacity is unknown.
     """
 
     queue: str
@@ -86,7 +86,7 @@ class LimitInfo:
 
 @dataclass(frozen=True)
 class WaitInfo:
-    """How many messages wait for a limit, of a key if it has some; limit None: for their turn."""
+    """How many messages wait for a limit, of a key if it has some, or without a limit for turns."""
 
     limit: str | None
     key: str | None
@@ -95,7 +95,7 @@ class WaitInfo:
 
 @dataclass(frozen=True)
 class UseInfo:
-    """What a tenant has of a limit for each."""
+    """What a tenant uses of a limit for each tenant."""
 
     limit: str
     capacity: int | None
@@ -106,8 +106,8 @@ class UseInfo:
 class TenantInfo:
     """A tenant with messages at the gate of a queue, or with slots of its limits for each tenant.
 
-    `turn` is 1 where its turn is next, in any shard of the queue; None where it waits for no turn,
-    or there are none.
+    `turn` is 1 if its turn is next in any shard of the queue. It is None if the tenant waits for no
+    turn, or the queue has no turns.
     """
 
     tenant: str
@@ -121,7 +121,7 @@ class TenantInfo:
 
 
 def gate_usage(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> GateUsage:
-    """What is in use and waited for at the gate of a queue, for some tenants or for all."""
+    """What is in use and what waits at the gate of a queue, for some tenants or for all."""
     declarations = Declarations.of(delayed, queue)
     shards = delayed.store.shards.all(queue)
     found: dict[str, Override] = {}
@@ -149,12 +149,12 @@ def limits(delayed: Queues, usage: GateUsage) -> list[LimitInfo]:
 
 
 def limit(delayed: Queues, usage: GateUsage, name: str) -> LimitInfo | None:
-    """One of them; None: there is none of this name."""
+    """The limit with this name, or None."""
     return next((each for each in limits(delayed, usage) if each.name == name), None)
 
 
 def names_of(usage: GateUsage, name: str) -> list[str]:
-    """What lanes call a limit, and those that it is made of."""
+    """The names in lanes of a limit, and of those that it consists of."""
     declared = _declared(usage, name)
     return [declared.known_as, *_share_names(declared)]
 
@@ -226,7 +226,7 @@ def _busiest(by_key: dict[str, LimitUsage]) -> list[tuple[str, LimitUsage]]:
 
 
 def _is_counted(usage: GateUsage, each: Declared) -> bool:
-    """Whether what is in use of it is known, and is for who asks."""
+    """Returns whether the use of a limit is known, and visible to the caller."""
     if usage.tenants_only and (not each.is_of_tenants or each.kind == "shares"):
         return False
     return each.slots is not None or each.kind in ("throttler", "undeclared")
@@ -248,14 +248,14 @@ def _shares(usage: GateUsage, each: Declared) -> tuple[KeyInfo, ...]:
         limit, _ = each.of_key(key)
         by_key = usage.limits.get(known_as(limit), {})
         used = by_key.get("", NOTHING)
-        # Where keys borrow, they take turns, and are not counted by themselves.
+        # Keys that borrow take turns, and are not counted separately.
         in_use = None if usage.declarations.turns_by else used.in_use
         found.append(KeyInfo(key, in_use, used.waiting, _moment(used.first_due_ms), None, slots))
     return tuple(found)
 
 
 def running(delayed: Queues, queue: str, limit: int) -> list[RunningTask]:
-    """The running tasks that have slots in a queue, as a `Throttler` sees them: so many at most."""
+    """At most `limit` running tasks that have slots in a queue, as a `Throttler` sees them."""
     from ...policies.limits.throttler import RunningTask
 
     found: list[RunningTask] = []
@@ -275,9 +275,9 @@ def keys_page(
     words: str = "",
     after: tuple[int, int, str] | None = None,
 ) -> tuple[list[KeyInfo], tuple[int, int, str] | None]:
-    """Keys of a limit, those for which most waits in front, and behind which the next ones are.
+    """Keys of a limit that contain `words`, those with the most waiting messages first.
 
-    Only those with `words` in them.
+    Also returns the `after` of the next page, or None at the end.
     """
     by_key = usage.limits.get(known_as(name), {})
     place = (-after[0], -after[1], after[2]) if after else None
@@ -316,13 +316,13 @@ def _keys(delayed: Queues, usage: GateUsage, each: Declared, keys: Sequence[str]
 
 
 def _tokens(each: Declared, found: Room, now_ms: int) -> float:
-    """Those that may be spent now."""
+    """The tokens that can be spent now."""
     ahead_ms = max(found.until_ms - now_ms, 0)
     return round(min(max(each.burst - ahead_ms / each.every_ms, 0), each.burst), 2)
 
 
 def tenants(delayed: Queues, usage: GateUsage, names: Iterable[str]) -> list[TenantInfo]:
-    """Some tenants of a queue, as `lanes` has their names."""
+    """Some tenants of a queue, given by their names in `lanes`."""
     wanted, found = list(names), dict[str, int]()
     if usage.declarations.turns_are_of_tenants:
         for shard in delayed.store.shards.all(usage.queue):

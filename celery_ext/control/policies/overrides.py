@@ -1,4 +1,4 @@
-"""Sets the numbers of limits at run time, and lets the declared ones hold again."""
+"""Sets the numbers of limits at run time, and restores the declared ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .limits import LimitInfo, gate_usage, limit
 if TYPE_CHECKING:
     from ...policies.limits.gated import Declared
 
-#: As for a Limit.
+#: The maximum, as for a Limit.
 MOST = 1_000_000_000
 
 
@@ -34,7 +34,7 @@ def set_limit(
     by: str | None,
     length: float | str | timedelta | None,
 ) -> LimitInfo:
-    """Let other numbers hold for a limit. Raises QueryError for invalid values."""
+    """Set other numbers for a limit. Raises QueryError for invalid values."""
     span_ms = 0 if length is None else length_ms("for_", length)
     declared = _declared(queues, queue, name)
     if concurrency is None and rate is None and burst is None:
@@ -60,7 +60,7 @@ def set_limit(
 
 
 def reset_limit(queues: Queues, queue: str, name: str | None) -> bool:
-    """Let the declared numbers hold again; returns whether others were set."""
+    """Restore the declared numbers; returns whether others were set."""
     declared = _declared(queues, queue, name)
     return queues.store.overrides.reset(place_of(declared, queue), declared.name)
 

@@ -1,4 +1,4 @@
-"""Pauses of a queue, or of a task or a tenant in it: then the rest of the queue goes on."""
+"""Pauses a queue, or only a task or a tenant in it while the rest of the queue continues."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from .declared import TEXT_SIZE, caller, change_declared, declared_of
 
 logger = get_logger(__name__)
 
-#: The remote control command that lets workers give back what they have not begun.
+#: The remote control command that lets workers return messages that they have not started.
 HOLD = "delayed_hold"
 
-#: A worker that has claimed before the end of a pause keeps back for no longer what it has then.
+#: The longest time for which a worker still holds back messages after the end of a pause.
 LATE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class QueuePause:
-    """A paused queue, or a task or a tenant in it. `until` None: it has no end."""
+    """A paused queue, or a task or a tenant in it. `until` is None if it has no end."""
 
     queue: str
     since: datetime
@@ -45,14 +45,14 @@ class QueuePause:
 
 
 class Part(NamedTuple):
-    """The tasks of a name, with * for any text, or those of a tenant, or both; else the queue."""
+    """The tasks with a name (* for any text), or of a tenant, or both; else the whole queue."""
 
     task: str | None
     tenant: str | None
 
     @property
     def is_all(self) -> bool:
-        """Whether it is the whole queue. Raises QueryError for a name that nothing has."""
+        """Returns whether it is the whole queue. Raises QueryError for an empty name."""
         if "" in self:
             raise QueryError("the name of a task or a tenant is empty: omit it to mean all")
         return self == (None, None)
@@ -68,7 +68,7 @@ def pause(
 ) -> QueuePause:
     """Pause a queue or a part of it.
 
-    Raises QueryError for a queue that nobody knows, a wrong length, or an empty name.
+    Raises QueryError for an unknown queue, an invalid length, or an empty name.
     """
     span_ms = 0 if length is None else length_ms("for_", length)
     is_all = part.is_all
@@ -90,9 +90,9 @@ def pause(
 
 
 def resume(queues: Queues, queue: str, part: Part) -> bool:
-    """End such a pause, and let run what it has kept back; returns whether there was one.
+    """End a pause, and run the messages that it has held back; returns whether there was one.
 
-    Twice is safe: the second time lets run what the first, if it was interrupted, has not.
+    Safe to call twice: after an interruption, the second call runs the messages that are left.
     """
     if part.is_all:
         return sum(map(queues.store.pauses.resume, _shards_of(queues, queue))) > 0
@@ -107,7 +107,7 @@ def resume(queues: Queues, queue: str, part: Part) -> bool:
 
 
 def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
-    """The pauses of these queues and of parts of them that last."""
+    """The current pauses of these queues and of their parts."""
     shards = queues.store.shards
     found = [_pause_of(queues, name, shards.all(name)) for name in names]
     return [each for each in found if each is not None] + [
@@ -138,7 +138,7 @@ def _shown(
 
 
 def _tell_workers(queues: Queues, queue: str) -> None:
-    """Have them give back what they have not begun."""
+    """Tell workers to return the messages of a queue that they have not started."""
     try:
         queues.app.control.broadcast(HOLD, {"queue": queue})
     except BROKER_FAILS as error:  # they find out when they claim again
@@ -146,7 +146,7 @@ def _tell_workers(queues: Queues, queue: str) -> None:
 
 
 def _lasting(queues: Queues, queue: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the pauses of parts of a queue, those that have not ended."""
+    """The pauses of parts of a queue that have not ended."""
     if not any(each["until_ms"] for each in parts):
         return parts
     now_ms = server_ms(queues.store, queue)
@@ -162,7 +162,7 @@ def _let_go(queues: Queues, query: Query) -> int:
 
 
 def _change(queues: Queues, queue: str, part: Part, now: list[dict[str, Any]]) -> None:
-    """Let these be the pauses of a part, beside those of others."""
+    """Replace the pauses of a part, and keep those of others."""
 
     def change(before: dict[str, Any]) -> dict[str, Any]:
         others = [each for each in before.get("paused", ()) if not _is_of(each, part)]
