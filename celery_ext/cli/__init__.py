@@ -1,4 +1,4 @@
-"""`celery -A proj delayed …`: what is delayed, at the terminal.
+"""`celery -A proj delayed …`: delayed tasks at the terminal.
 
 Celery loads this module whenever its command line starts, so the commands load when they are used.
 """

@@ -73,7 +73,7 @@ def _inspected(session: Session, file: str) -> dict[str, Any]:
 
 
 def _show(session: Session, facts: dict[str, Any], counts: Counts, asks: bool) -> None:
-    """What the file has. A question's reasons stand where the question does."""
+    """Print the content of the file, on the stream of the question that may follow."""
     if session.as_json and not asks:
         return
     out = session.err if session.as_json else session.out

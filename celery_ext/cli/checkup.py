@@ -1,4 +1,4 @@
-"""What `doctor` shows first: whether versions, server, clock, workers and policies fit."""
+"""The first checks of `doctor`: versions, server, clock, workers and policies."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ OLDEST = {"celery": (5, 5), "kombu": (5, 5), "redis": (6, 0)}
 NEWEST = {"celery": (5, 7), "kombu": (5, 7), "redis": (8,)}
 NAMES = {"celery": "Celery", "kombu": "Kombu", "redis": "redis-py"}
 
-#: From here on a round trip to the server is worth a look.
+#: A round trip to the server that takes longer is reported.
 SLOW_SECONDS = 0.05
 
 #: A server with more of its memory in use than this is nearly full.
 FULL = 0.8
 
-#: What has been due for longer than this is late.
+#: A task that has been due for longer than this is late.
 LATE_SECONDS = 60
 
 PINGS = 5
 
-#: So many names of queues are shown.
+#: How many names of queues are shown.
 SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what it is like, and what to do about it, if anything."""
+    """One thing that was checked: its state, and what to do about it, if anything."""
 
     name: str
     text: str
@@ -60,12 +60,12 @@ class Check:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing has to be done."""
+        """Returns whether nothing has to be done."""
         return not self.remedy
 
 
 def check_up(delayed: Delayed, queue: str | None, findings: list[Finding]) -> Iterator[Check]:
-    """Look at everything but the messages; `findings` are what the server was found to lack."""
+    """Check everything but the messages; `findings` are the problems that were found before."""
     yield _versions()
     servers = [Redis(connection_pool=each.pool) for each in delayed.store.run.everywhere()]
     yield _server(servers, delayed.app.connection_for_read().as_uri())
@@ -219,7 +219,7 @@ def _workers(metrics: dict[str, Metrics], consumers: list[ConsumerInfo], alone: 
 
 
 def _shards(by_shard: dict[str, list[Metrics]]) -> Iterator[Check]:
-    """Shards with messages and without a consumer, where others of their queue have one."""
+    """Shards with messages but without a consumer, if others of their queue have one."""
     for name, shards in by_shard.items():
         idle = {n: m for n, m in enumerate(shards) if not m.consumers and m.ready + m.delayed}
         if idle and any(each.consumers for each in shards):
@@ -292,7 +292,7 @@ def _some(names: list[str], shown: Callable[[str], str] = repr) -> str:
 
 
 def checks_table(checks: list[Check]) -> Table:
-    """A line for each, and below it what to do."""
+    """A line for each check, and below it what to do."""
     made = Table.grid(padding=(0, 2, 0, 0))
     for each in checks:
         mark = Text("✓", "green") if each.is_right else Text("!", "yellow")

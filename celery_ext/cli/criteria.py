@@ -1,4 +1,4 @@
-"""Options that say which tasks are meant."""
+"""Options that select tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .times import SPAN, TIME
 
 
 class GivenText(click.ParamType):  # type: ignore[type-arg]
-    """Text that is there: a shell's empty variable must not mean all tasks."""
+    """Text that is not empty: a shell's empty variable must not select all tasks."""
 
     name = "text"
 
@@ -26,11 +26,11 @@ TEXT = GivenText()
 
 
 def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The app's queues. What else is in the broker would take a connection to know."""
+    """The app's queues. Finding other queues of the broker would take a connection."""
     try:
         app = find_app(ctx.find_root().params["app"])
         return sorted(name for name in app.amqp.queues if name.startswith(incomplete))
-    except Exception:  # whatever is wrong with the app, the shell's line is no place to say it
+    except Exception:  # a completion must not print errors of the app
         return []
 
 
@@ -60,7 +60,7 @@ shorter_option = click.option(
     "--shorter-than", type=SPAN, metavar="LENGTH", help="Ran for less than this."
 )
 
-#: What the recorded tasks are selected by.
+#: The options that select recorded tasks.
 recorded_options = all_of(error_option, worker_option, longer_option, shorter_option)
 
 
@@ -97,7 +97,7 @@ criteria = all_of(
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
-#: What to do before a change.
+#: The options that control the question before a change.
 asking_options = all_of(
     yes_option,
     click.option("--dry-run", is_flag=True, help="Show which tasks match. Changes nothing."),

@@ -1,4 +1,4 @@
-"""`doctor`: what is wrong, and puts it right."""
+"""`doctor`: finds problems and repairs them."""
 
 from __future__ import annotations
 

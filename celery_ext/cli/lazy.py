@@ -1,4 +1,4 @@
-"""A group whose commands are imported when they are asked for."""
+"""A group whose commands are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 
 class LazyGroup(DYMGroup):
-    """`modules` says which module of this package has a command; it is named like the command."""
+    """`modules` maps the name of each command to the module of this package that has it."""
 
     def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -21,7 +21,7 @@ class LazyGroup(DYMGroup):
         return list(self._modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import it; None: there is none of this name."""
+        """Import a command. Returns None if there is none of this name."""
         if cmd_name not in self._modules:
             return None
         try:

@@ -1,4 +1,4 @@
-"""What every command shares: the app's backlog, where to print, what an error looks like."""
+"""The common parts of all commands: the app's backlog, where to print, how to show errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..errors import QueryError
 from ..tasks.formatting import plain, progress_bars
 from ..tasks.short_repr import printable
 
-#: What is printed into a file or a pipe may be as wide.
+#: The width of output to a file or a pipe.
 WIDE = 200
 
 
@@ -28,14 +28,14 @@ class Command(CeleryCommand):
     """A command whose expected failures are one line."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options; newer versions of click would list the arguments among them."""
+        """Write the options only; newer versions of click would list the arguments among them."""
         options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
         rows = [row for option in options if (row := option.get_help_record(ctx))]
         with formatter.section("Options"):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it. Raises ClickException for what the user, or an operator, can put right."""
+        """Run it. Raises ClickException for errors that the user or an operator can fix."""
         with expected_failures():
             return super().invoke(ctx)
 
@@ -52,13 +52,13 @@ class Session:
 
     @cached_property
     def delayed(self) -> Delayed:
-        """The app's backlog; it connects when it is asked."""
+        """The app's backlog, which connects on first use."""
         delayed = Delayed(self.app)
         self._ctx.call_on_close(delayed.close)
         return delayed
 
     def print(self, *what: RenderableType) -> None:
-        """Print on stdout, but not where JSON was asked for."""
+        """Print on stdout, unless the user asked for JSON."""
         if not self.as_json:
             self.out.print(*what)
 
@@ -67,7 +67,7 @@ class Session:
             click.echo(json.dumps(data, indent=2))
 
     def emit_each(self, items: Iterable[Any]) -> int:
-        """Print a JSON array as it comes, an item a line; returns how many there were."""
+        """Print a JSON array as it is read, one item per line; returns the number of items."""
         count = 0
         for item in items:
             click.echo(("[\n" if count == 0 else ",\n") + json.dumps(item), nl=False)
@@ -84,7 +84,7 @@ class Session:
         self._ctx.exit(code)
 
     def doubt(self, queue: str | None) -> None:
-        """Say on stderr where nobody knows a queue: an empty one looks the same as a mistake."""
+        """Warn on stderr of an unknown queue: an empty queue looks the same as a mistyped one."""
         try:
             if queue:
                 self.delayed.check_queue(queue)
@@ -92,12 +92,12 @@ class Session:
             self.err.print(f"{str(error)[0].upper()}{str(error)[1:]}", style="yellow")
 
     def confirm(self, question: str) -> None:
-        """Ask on stderr. Raises Abort where the answer is not yes."""
+        """Ask on stderr. Raises Abort unless the answer is yes."""
         click.confirm(printable(question), abort=True, err=True)
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-        """A progress bar on stderr where that is a terminal; call what it gives with a count."""
+        """A progress bar on stderr if that is a terminal; call what it yields with a count."""
         if self._ctx.obj.quiet or not self.err.is_terminal:
             yield lambda count: None
             return
@@ -107,7 +107,7 @@ class Session:
 
 
 class _Console(Console):
-    """Shows names of the broker as they are, but for what would move a cursor."""
+    """Shows names of the broker as they are, except for characters that would move a cursor."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         shown = (plain(each) if isinstance(each, str) else each for each in objects)
@@ -135,8 +135,8 @@ def command(
 ) -> Callable[[Callable[..., None]], click.Command]:
     """A command with `--json`, whose function is given the session first; of a group, if any.
 
-    With `doubts_queue` it says where nobody knows the queue that it is given: not for one of
-    another place, or if the function refuses it.
+    With `doubts_queue` it warns of an unknown queue. Turn it off if the queue is from elsewhere, or
+    if the function refuses an unknown one.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:

@@ -1,4 +1,4 @@
-"""Times and spans as they are typed."""
+"""Times and lengths of time as users type them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`token create`, `list`, `revoke`: who may use the HTTP API."""
+"""`token create`, `list`, `revoke`: the tokens of the HTTP API."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ from .worker import NAME
 
 logger = get_logger(__name__)
 
-#: By this header `delayed.find` finds them; the Celery task is one for all.
+#: The header by which `delayed.find` finds them, because all share one Celery task.
 HEADER = "django_task"
 
-#: Importing it makes the Celery task known to a worker.
+#: Importing this module makes the Celery task known to a worker.
 MODULE = "celery_ext.django"
 
 #: Celery's priorities on Redis go from 0, the most urgent, to this.
@@ -77,7 +77,7 @@ class CeleryBackend(BaseTaskBackend):
     @cached_property
     def app(self) -> Celery:
         """The Celery app. Raises InvalidTaskBackend if it cannot be loaded."""
-        # Not before it is needed: the module of the app may be what imports the tasks.
+        # Loaded on first use, because the module of the app may import the tasks.
         app = self.options["app"]
         try:
             found = find_app(app) if isinstance(app, str) else app
@@ -93,7 +93,7 @@ class CeleryBackend(BaseTaskBackend):
 
     @property
     def supports_get_result(self) -> bool:
-        """Whether the app stores results that every process can read."""
+        """Returns whether the app stores results that every process can read."""
         lacking = isinstance(self.app.backend, DisabledBackend | RPCBackend)
         return not lacking and not self.app.conf.task_ignore_result
 
@@ -133,7 +133,7 @@ class CeleryBackend(BaseTaskBackend):
             **options,
         )
 
-    # Results: Celery's own beside a record of what Celery does not keep.
+    # Results: Celery's own, and a record of what Celery does not keep.
 
     def keep(self, result: TaskResult) -> None:
         """In a worker: store the state of a task. The task runs even if this fails."""
@@ -185,7 +185,7 @@ class CeleryBackend(BaseTaskBackend):
         return result
 
     def _delayed_record(self, id: str) -> Record | None:
-        """From the message: a task may be delayed for longer than results are kept."""
+        """The record in the message: a task may be delayed for longer than results are kept."""
         with closing(Delayed(self.app)) as delayed, suppress(BrokerError):
             store = delayed.store
             for queue in {*self.app.amqp.queues, *self.queues}:
@@ -224,7 +224,7 @@ class CeleryBackend(BaseTaskBackend):
 
 
 def celery_priority(priority: int) -> int:
-    """Django's 100, the most urgent, to -100, as Celery's 0 to 9 on Redis."""
+    """Convert Django's 100, the most urgent, to -100 into Celery's 0 to 9 on Redis."""
     span = TASK_MAX_PRIORITY - TASK_MIN_PRIORITY
     return int(LEAST_URGENT * (TASK_MAX_PRIORITY - priority) / span + 0.5)
 
@@ -248,7 +248,7 @@ def _record_id(id: str) -> str:
 
 
 def _add_outcome(result: TaskResult, meta: dict[str, Any]) -> None:
-    """What Celery knows of a task."""
+    """Add what Celery knows about a task."""
     state, value = meta["status"], meta["result"]
     if state == states.SUCCESS:
         change(result, status=TaskResultStatus.SUCCESSFUL, _return_value=value)

@@ -19,7 +19,7 @@ TIMES = ("enqueued_at", "started_at", "finished_at", "last_attempted_at")
 
 
 def new_result(task: Task, id: str, backend: str, args: Any, kwargs: Any) -> TaskResult:
-    """The result of a task that has not run. Raises TypeError for arguments that JSON lacks."""
+    """The result of a task that has not run. Raises TypeError for arguments that are not JSON."""
     times = dict.fromkeys(TIMES)
     return TaskResult(
         task=task,
@@ -35,13 +35,13 @@ def new_result(task: Task, id: str, backend: str, args: Any, kwargs: Any) -> Tas
 
 
 def change(result: TaskResult, **values: Any) -> None:
-    """Set what is frozen for everybody but a backend."""
+    """Set attributes that are frozen for everyone but a backend."""
     for name, value in values.items():
         object.__setattr__(result, name, value)
 
 
 def record_of(result: TaskResult) -> Record:
-    """All but the id, the status and the return value, in types that JSON knows."""
+    """All but the id, the status and the return value, in types that JSON can represent."""
     task = result.task
     return {
         "task": task.module_path,
@@ -58,7 +58,7 @@ def record_of(result: TaskResult) -> Record:
 
 
 def result_of(record: Record, id: str) -> TaskResult:
-    """What `record_of` was given, not finished. Raises InvalidTask where the task is not here."""
+    """The unfinished result that `record_of` was given. Raises InvalidTask without its task."""
     task = find_task(record["task"]).using(
         priority=record["priority"],
         queue_name=record["queue_name"],
@@ -94,7 +94,7 @@ def error_of(error: BaseException, traceback: str) -> TaskError:
 
 
 def local_time(value: datetime | str | None) -> datetime | None:
-    """A time of Celery's as Django's settings want times."""
+    """A time from Celery, in the form that Django's settings require."""
     at = to_time(value) if isinstance(value, str) else value
     if at is None:
         return None

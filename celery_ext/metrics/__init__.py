@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 __all__ = ["MetricsOptions", "measure"]
 
-# Workers look at the options: prometheus_client is only needed where something is measured.
+# Workers read the options, but need prometheus_client only if something is measured.
 __getattr__ = names_of(__name__, {"measuring": ["measure"], "options": ["MetricsOptions"]})

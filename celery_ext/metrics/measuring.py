@@ -27,13 +27,13 @@ from kombu_delayed.store.calls.shards import queue_of
 
 from .names import BROKER, METRICS, PREFIX, Metric
 
-#: Names the folder in which prometheus_client has the counts of several processes.
+#: The variable that names the folder of prometheus_client's counts of several processes.
 MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 
-#: Values of one label that are told apart, and what all others are called.
+#: How many values of one label are kept apart, and the name of all others.
 VALUES, OTHER = 1_000, "other"
 
-#: What the queues of replies and results are called, whose names are ids, and how they look.
+#: The label of queues of replies and results, whose names are ids, and the pattern of such names.
 REPLIES = "replies"
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}.*")
 
@@ -59,17 +59,17 @@ def measure(registry: CollectorRegistry = REGISTRY, *, by_task: bool = False) ->
         return found
 
 
-#: Held by who counts: nobody forks in the middle, where a lock of prometheus_client would stay
-#: locked in the child.
+#: Held while something is counted, so that no fork happens then: a lock of prometheus_client would
+#: stay locked in the child.
 _whole = threading.RLock()
 
-#: Threads that are counting, and what signal handlers wanted counted in the middle of that.
+#: Threads that are counting, and the counts that signal handlers have added meanwhile.
 _counting: set[int] = set()
 _put_off: deque[Callable[[], None]] = deque()
 
 
 def _forget_parents() -> None:
-    """Threads of the parent are not here, where others may have their numbers."""
+    """Forget the parent's threads in a child, where other threads may have their numbers."""
     _counting.clear()
     _put_off.clear()
     if MULTIPROCESS not in os.environ:
@@ -80,9 +80,9 @@ in_children(_forget_parents, _whole)
 
 
 def _safely(tell: Callable[..., None]) -> Callable[..., None]:
-    """What cannot be counted must not cost a message: a disk with counts may be full.
+    """Log errors of counting: a full disk with counts, for example, must not cost a message.
 
-    A signal handler may have interrupted this very thread in a lock of prometheus_client.
+    A signal handler, which may interrupt this thread in a lock of prometheus_client, counts later.
     """
 
     @wraps(tell)
@@ -124,7 +124,7 @@ class PrometheusMeter(instrumentation.Meter):
         self._outcomes_dropped = made["outcomes_dropped_total"]
 
     def _of(self, name: str, *values: str) -> Any:
-        """One metric with its labels; making them out takes prometheus_client its time."""
+        """One metric with its labels, cached because prometheus_client is slow to find them."""
         key = (name, *values)
         found = self._children.get(key)
         if found is None:
@@ -151,7 +151,7 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def consuming(self, queue: str) -> None:
-        """Show zeros: Prometheus sees no increase from nothing to the first one."""
+        """Show zeros, because Prometheus sees no increase from a missing value to the first."""
         for name in ("delivered", "redelivered", "reclaimed", "buried"):
             self._of(f"{name}_total", queue_of(queue))
 
@@ -182,7 +182,7 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def started(self, queue: str, task: str, late_seconds: float | None) -> None:
-        """Count a task that has begun, so long after it was due; None: it was never delayed."""
+        """Count a task that has started, and how late. None if it was never delayed."""
         self._of("started_total", queue, self._shown(task)).inc()
         if late_seconds is not None:
             self._of("start_lateness_seconds", queue).observe(max(late_seconds, 0))
@@ -205,7 +205,7 @@ class PrometheusMeter(instrumentation.Meter):
 
     @_safely
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an HTTP request; its method and route are of a known few."""
+        """Count an HTTP request. Its method and route have few known values."""
         self._of("http_requests_total", method, route, str(status)).inc()
         self._of("http_request_seconds", method, route).observe(seconds)
 
@@ -221,10 +221,10 @@ def _made(metric: Metric, registry: CollectorRegistry) -> Any:
 
 
 def shown(registry: CollectorRegistry, *others: CollectorRegistry) -> bytes:
-    """What Prometheus reads: registries one after the other, in its text format.
+    """The page for Prometheus: registries one after the other, in its text format.
 
-    Where the variable PROMETHEUS_MULTIPROC_DIR is set, the first is that of all processes which
-    write there, such as the children of a pool.
+    If the variable PROMETHEUS_MULTIPROC_DIR is set, the first is that of all processes which write
+    there, such as the children of a pool.
     """
     if MULTIPROCESS in os.environ:
         registry = CollectorRegistry()

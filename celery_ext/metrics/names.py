@@ -1,14 +1,14 @@
-"""Every metric: its name, its labels and what it tells. The reference page is made from this."""
+"""Every metric: its name, its labels and its meaning. The reference page is made from this."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: In front of all names.
+#: The prefix of all names.
 PREFIX = "kombu_delayed_"
 
-#: Who tells a metric.
+#: The sources of metrics.
 PROCESS, WORKERS, API, BROKER = "each process", "workers", "the HTTP API", "the broker"
 
 #: Upper bounds in seconds. Lateness may be that of an outage; scripts take parts of a millisecond.
@@ -20,7 +20,7 @@ REQUESTS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. `source` says who tells it; a histogram has `bounds`."""
+    """One metric. `source` is what reports it; a histogram has `bounds`."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -31,7 +31,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """As Prometheus shows it."""
+        """The name in Prometheus."""
         return PREFIX + self.name
 
 

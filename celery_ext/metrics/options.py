@@ -1,4 +1,4 @@
-"""What can be set of a worker's metrics: one home per option."""
+"""The options of a worker's metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from celery import Celery
 
 from ..app.settings import option, parse
 
-#: Where an app's configuration has them.
+#: The name of the setting in an app's configuration.
 SETTING = "delayed_metrics"
 
 
@@ -38,6 +38,6 @@ class MetricsOptions:
 
     @classmethod
     def of(cls, app: Celery) -> MetricsOptions | None:
-        """Those of an app; None: nothing is measured."""
+        """The options of an app, or None if nothing is measured."""
         given = app.conf.get(SETTING)
         return parse(cls, SETTING, given) if given is not None else None

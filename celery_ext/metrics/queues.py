@@ -1,4 +1,4 @@
-"""How full the queues are, asked of the broker whenever Prometheus asks."""
+"""How full the queues are, read from the broker at each scrape of Prometheus."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..control.delayed import Delayed
 from ..errors import BROKER_FAILS
 from .names import BROKER, METRICS, PREFIX
 
-#: Queues that are told of.
+#: How many queues have gauges.
 LIMIT = 1_000
 
-#: A scrape does not wait longer for the broker. Prometheus itself waits for 10 s.
+#: How long a scrape waits for the broker. Prometheus itself waits for 10 s.
 SECONDS = 5.0
 
 Families = dict[str, GaugeMetricFamily]
 
 
 class QueueCollector(Collector):
-    """The gauges of some queues; `names` is asked anew each time."""
+    """The gauges of some queues; `names` is called at each scrape."""
 
     def __init__(
         self, delayed: Delayed, names: Callable[[], Iterable[str]], seconds: float
@@ -35,7 +35,7 @@ class QueueCollector(Collector):
         self._reading: _Reading | None = None
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Ask the broker. Where it does not answer in time, there is nothing but that.
+        """Read from the broker. If it does not answer in time, the only gauge says so.
 
         On a Cluster, queues whose node refuses connections have no gauges.
         """
@@ -77,14 +77,14 @@ class _Reading(threading.Thread):
 def registry_of(
     delayed: Delayed, names: Callable[[], Iterable[str]], seconds: float = SECONDS
 ) -> CollectorRegistry:
-    """The gauges of some queues; a scrape waits for the broker for so many `seconds`."""
+    """The gauges of some queues. A scrape waits up to `seconds` for the broker."""
     found = CollectorRegistry(auto_describe=False)
     found.register(QueueCollector(delayed, names, seconds))
     return found
 
 
 def work(found: Metrics) -> int:
-    """Messages that are to be dealt with within a minute."""
+    """The number of messages to process within a minute."""
     return found.ready + found.due + found.unacked + found.due_within_minute
 
 

@@ -1,4 +1,4 @@
-"""Shows the metrics of a worker: one page, on a port of its own."""
+"""Serves the metrics of a worker: one page, on its own port."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kombu_delayed.connection.forks import in_children
 
 logger = get_logger(__name__)
 
-#: Who does not send its request within this time is not waited for.
+#: How long a client may take to send its request.
 REQUEST_SECONDS = 10
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Serves `/metrics` from `start` to `stop`; `page` makes what is answered, in its threads."""
+    """Serves `/metrics` from `start` to `stop`; `page` makes the response, in its threads."""
 
     daemon_threads = True
     allow_reuse_port = False
@@ -36,17 +36,17 @@ class MetricsServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where Prometheus finds it."""
+        """The URL at which Prometheus finds it."""
         host, port = self.server_address[:2]
         shown = f"[{host!s}]" if self.address_family == AF_INET6 else str(host)
         return f"http://{shown}:{port}/metrics"
 
     def server_bind(self) -> None:
-        """Bind without looking up a name, which may take its time."""
+        """Bind without looking up a name, which may be slow."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Prometheus that has hung up before the page was ready asks again."""
+        """Only log if Prometheus hung up before the page was ready: it asks again."""
         if isinstance(sys.exc_info()[1], OSError):
             logger.debug("A request for metrics failed", exc_info=True)
         else:
@@ -83,7 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def first_free(host: str, port: int, ports: int, page: Callable[[], bytes]) -> MetricsServer | None:
-    """A server on the first port from `port` on that is free; None: none of so many is."""
+    """A server on the first free one of `ports` ports from `port` on, or None if none is free."""
     for each in range(port, port + (ports if port else 1)):
         try:
             return MetricsServer(host, each, page)
@@ -98,7 +98,7 @@ _open: weakref.WeakSet[MetricsServer] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """A child of a pool that outlives its worker must not keep the port."""
+    """Close the port: a child of a pool that outlives its worker must not keep it."""
     for server in _open:
         server.socket.close()
 

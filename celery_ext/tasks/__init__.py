@@ -1,1 +1,1 @@
-"""What is known of one task, and how it is read, told and shown."""
+"""Information about one task: how it is read, reported and displayed."""

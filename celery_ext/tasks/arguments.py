@@ -15,10 +15,10 @@ from kombu.serialization import loads
 
 from ..errors import QueryError
 
-#: Serializers that may read what anybody has written.
+#: Content types that are safe to read, whoever wrote them.
 SAFE = ("application/json", "application/x-yaml", "application/x-msgpack")
 
-#: Characters of a text with conditions.
+#: Maximum length of a text with conditions.
 LONGEST = 1_000
 
 MOST_CONDITIONS = 10
@@ -33,7 +33,7 @@ _CONDITION = re.compile(
 
 _QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
-#: Values without quotes that are rather the end of an operator, or hold another condition.
+#: Unquoted values that are probably the end of an operator, or that contain another condition.
 _DOUBTFUL = re.compile(
     r"[=!<>~'\"].*|.*(\band\b|\bor\b|&&|\|\|)\W*(not\b\W*)?(kwargs|args)\b.*",
     re.DOTALL | re.IGNORECASE,
@@ -70,14 +70,14 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """What an argument must be. `path` leads to it from the positional and keyword arguments."""
+    """A condition on the argument that `path` leads to, from positional and keyword arguments."""
 
     path: tuple[str, ...]
     sign: str
     value: Any
 
     def is_true(self, arguments: tuple[Any, Any]) -> bool:
-        """Whether a task with these arguments matches, or with a list any value in it."""
+        """Returns whether a task with these arguments matches. In a list, any value may match."""
         found = _at(self.path, arguments)
         if found is _MISSING:
             return False
@@ -87,7 +87,7 @@ class Condition:
 
 
 def conditions(text: str) -> tuple[Condition, ...]:
-    """Read conditions that are joined with `and`, at most ten. Raises QueryError."""
+    """Parse conditions that are joined with `and`, at most ten. Raises QueryError."""
     if not isinstance(text, str) or not text.strip() or len(text) > LONGEST:
         raise QueryError(f"where={text!r} is not text of 1 to {LONGEST} characters")
     found = _AND.split(text.strip())
@@ -126,7 +126,7 @@ def _value(text: str) -> Any:
 
 
 def _at(path: tuple[str, ...], arguments: tuple[Any, Any]) -> Any:
-    """The value that a path leads to; numbers behind `args` are positions."""
+    """The value that a path leads to; numbers after `args` are positions."""
     args, kwargs = arguments
     root, *names = path
     found = kwargs if root == "kwargs" else [args, kwargs]
@@ -143,7 +143,7 @@ def _at(path: tuple[str, ...], arguments: tuple[Any, Any]) -> Any:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The values in lists and objects, at any depth; another value is its own."""
+    """The values in lists and objects, at any depth; any other value is yielded itself."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -156,7 +156,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _text(value: Any) -> str:
-    """As JSON has it, but texts without quotes."""
+    """A value as in JSON, but strings without quotes."""
     if isinstance(value, str):
         return value
     if value is None or isinstance(value, bool):
@@ -172,7 +172,7 @@ def arguments_of(payload: Mapping[str, Any]) -> tuple[Any, Any] | None:
         if isinstance(properties, Mapping) and properties.get("body_encoding") == "base64":
             body = b64decode(body or "")
         found = json.loads(body or "") if kind == SAFE[0] else loads(body, kind, encoding, SAFE)
-    except Exception:  # whatever a serializer raises
+    except Exception:  # a serializer may raise anything
         return None
     if isinstance(found, (list, tuple)) and len(found) >= 2:
         return found[0], found[1]

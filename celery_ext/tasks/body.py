@@ -26,7 +26,7 @@ CELERY_HEADERS = frozenset(
 
 
 class _Decoder:
-    """As much of a channel as a message needs."""
+    """The parts of a channel that a message needs."""
 
     codecs = Channel.codecs
     decode_body = Channel.decode_body
@@ -37,7 +37,7 @@ Body = tuple[Any, Any, dict[str, Any]]
 
 
 def payload_of(info: TaskInfo) -> dict[str, Any]:
-    """The message of a task, to be changed. Raises QueryError where it cannot be read."""
+    """The message of a task, for a change. Raises QueryError if it cannot be read."""
     try:
         payload: dict[str, Any] = json.loads(info.message)
     except ValueError:
@@ -51,11 +51,11 @@ def payload_of(info: TaskInfo) -> dict[str, Any]:
 def read_body(app: Celery, info: TaskInfo) -> Body | None:
     """Arguments, keyword arguments, and what Celery embeds: callbacks, chain and chord.
 
-    None where this process cannot read it: another serializer, or signed for others.
+    None if this process cannot read them: another serializer, or signed for others.
     """
     try:
         body = _message(app, info).payload
-    except Exception:  # whatever a serializer raises
+    except Exception:  # a serializer may raise anything
         return None
     if isinstance(body, Sequence) and len(body) == 3 and isinstance(body[2], dict):
         return body[0], body[1], body[2]
@@ -63,7 +63,7 @@ def read_body(app: Celery, info: TaskInfo) -> Body | None:
 
 
 def raw_body(app: Celery, info: TaskInfo) -> bytes | str:
-    """The body as its serializer has written it. Raises what Kombu does where there is none."""
+    """The body as its serializer has written it. Raises the error of Kombu if there is none."""
     body: bytes | str = _message(app, info).body
     return body
 

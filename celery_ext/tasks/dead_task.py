@@ -41,5 +41,5 @@ class DeadTask:
 
     @property
     def failures(self) -> Sequence[Failure]:
-        """The attempts of a task that its retry strategy has given up, the last ones."""
+        """The last attempts of a task that its retry strategy has given up."""
         return read(self.letter.failures)

@@ -12,13 +12,13 @@ from typing import Any
 
 from .times import from_ms
 
-#: JSON in text, as the scripts pass over texts in headers quickly.
+#: JSON in a string, because the scripts skip strings in headers quickly.
 HEADER = "delayed_failures"
 
-#: What an error has whose task has become a dead letter.
+#: An attribute of errors whose task has become a dead letter.
 BURIED = "delayed_buried"
 
-#: So many failures, the last ones, are remembered, with so much of each traceback.
+#: How many of the last failures are kept, with how many frames and characters of each traceback.
 KEPT, FRAMES, TRACEBACK_LENGTH = 20, 3, 1_000
 
 
@@ -47,7 +47,7 @@ def describe(error: BaseException) -> str:
 
 
 def text_of(error: Any) -> str:
-    """What an error says; it may fail at that."""
+    """The text of an error, or a note if the error cannot make its text."""
     try:
         return str(error)
     except Exception as failure:
@@ -55,13 +55,13 @@ def text_of(error: Any) -> str:
 
 
 def note_burial(error: BaseException) -> None:
-    """For the process that has received the task: whatever it rejects is buried already."""
+    """Mark an error for the process that received the task: the task is already buried."""
     with suppress(AttributeError, TypeError):  # some errors take no attributes
         setattr(error, BURIED, True)
 
 
 def read(text: Any) -> list[Failure]:
-    """A history as `write` has it; what is none is an empty one."""
+    """Read a history that `write` has written. Anything else gives an empty one."""
     try:
         return [Failure(**each) for each in json.loads(text)] if text else []
     except (ValueError, TypeError):
@@ -73,5 +73,5 @@ def write(failures: Iterable[Failure]) -> str:
 
 
 def before(headers: Mapping[str, Any] | None) -> list[Failure]:
-    """What a task's headers say of earlier attempts."""
+    """The failures of earlier attempts in a task's headers."""
     return read((headers or {}).get(HEADER))

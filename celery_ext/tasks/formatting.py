@@ -1,4 +1,4 @@
-"""How times, spans and tasks read at the terminal."""
+"""Formats times, lengths of time and tasks for the terminal."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ STATE_STYLES = {
     "lost": "red",
 }
 
-#: Those in which a task can be cancelled and moved.
+#: The states in which a task can be cancelled and moved.
 MOVABLE = ("delayed", "waiting")
 
 
 def plain(text: object, style: str = "") -> Text:
-    """Text as it is, but for what would move a terminal's cursor."""
+    """Text as it is, except for characters that would move a terminal's cursor."""
     return Text(printable(str(text)), style=style)
 
 
 def queue_data(shard: str | None) -> dict[str, Any]:
-    """A queue for JSON, and which shard of it where that is not the first."""
+    """A queue for JSON, with the number of its shard unless that is the first."""
     found = {"queue": shard and queue_of(shard)}
     return {**found, "shard": number_of(shard)} if shard and is_shard(shard) else found
 
@@ -68,7 +68,7 @@ letters_word = partial(_counted, "dead letter")
 
 
 def moment(at: datetime | None) -> str:
-    """A time in UTC to the second, without the year where it is this one."""
+    """A time in UTC to the second, without the year if it is the current one."""
     if at is None:
         return ""
     this_year = at.year == datetime.now(timezone.utc).year
@@ -82,7 +82,7 @@ def away(length: timedelta) -> str:
 
 
 def remaining(length: timedelta | None) -> Text:
-    """How long until then; what is overdue is red."""
+    """The time that remains; red if it is overdue."""
     if length is None:
         return Text()
     return Text(away(length), style="red" if length < timedelta() else "")
@@ -100,7 +100,7 @@ def one_line(text: Text) -> Text:
 
 
 def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
-    """An empty table with these headings. Tasks, reasons and queues give way to the others."""
+    """An empty table with these headings. Only tasks, reasons and queues wrap."""
     made = Table(
         box=box.SIMPLE_HEAD,
         show_edge=False,
@@ -126,7 +126,7 @@ def facts_table() -> Table:
 
 
 def progress_bars(*before: ProgressColumn, **options: Any) -> Progress:
-    """Bars of what is done and, where it is known, of how much."""
+    """Progress bars that show what is done and, if known, the total."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*before, *columns, TimeElapsedColumn(), **options)
 

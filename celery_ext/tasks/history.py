@@ -1,4 +1,4 @@
-"""What became of one task: its timeline over all attempts, as workers have recorded it."""
+"""The history of one task: its timeline over all attempts, as workers have recorded it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kombu_delayed.store.outcomes.records import Known
 
 from .times import from_ms
 
-#: What the letters of a text's lines stand for.
+#: The meanings of the letters in the lines of a record.
 EVENTS = {
     "r": "received",
     "s": "started",
@@ -27,43 +27,43 @@ EVENTS = {
 #: Failures with a name of their own in a timeline.
 _NAMED = {"TimeLimitExceeded": "timed out", "WorkerLostError": "lost"}
 
-#: What a task is called that has ended otherwise.
+#: The states of tasks that have ended with these events.
 _ENDS = {"revoked": "cancelled", "terminated": "cancelled"}
 
-#: With this text Celery's `Ignore` ends a task whose id another message has by then.
+#: The text of Celery's `Ignore` that ends a task whose id another message already has.
 REPLACED = "Replaced by new task"
 
-#: The run of a step that no worker has written; it is the last one before that time.
+#: The run of a step that no worker has written. It belongs to the last run before its time.
 UNKNOWN = (0, 0)
 
-#: Of a task that has replaced others, a line counts so many retries more for each of them.
+#: A line counts this many more retries for each task that its task has replaced.
 NESTING = 1_000_000
 
-#: What a line may say of a step besides.
+#: The further facts of a step that a line may contain.
 _FACTS = (
     *("run_ms", "error", "message", "traceback", "attempts", "limit_ms", "next_ms"),
     *("args", "kwargs"),
 )
 
-#: Of the name of a tenant so much is kept.
+#: Maximum length of the recorded name of a tenant.
 TENANT_LENGTH = 255
 
-#: The clocks of workers differ by less.
+#: The clocks of workers differ by less than this.
 SKEW_MS = 60_000
 
-#: The ids of the root, the parent and the group of a task, or nothing.
+#: The ids of the root, the parent and the group of a task, or an empty tuple.
 Family = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something that has happened to a task. Times are ms since the epoch.
+    """An event of a task. Times are ms since the epoch.
 
     `event` is "received", "started", "succeeded", "failed", "retrying", "timed out", "lost",
     "cancelled", "revoked", "terminated", "expired", "rejected", "ignored", "replaced" (another
-    message has its id now), "returned" (to its queue, before it began), or "overran": its time
-    limit had passed, in a pool that cannot end it. `attempt` is 1 for the first run. What an event
-    does not say is None or empty.
+    message has its id now), "returned" (to its queue, before it started), or "overran" (it exceeded
+    its time limit in a pool that cannot end it). `attempt` is 1 for the first run. Fields that an
+    event does not have are None or empty.
     """
 
     event: str
@@ -76,7 +76,7 @@ class Step:
     error: str = ""
     message: str = ""
     traceback: str = ""
-    #: How many attempts the task has at the most; None: any number, or unknown.
+    #: The maximum number of attempts of the task; None if unlimited or unknown.
     attempts: int | None = None
     #: The time limit that it exceeded.
     limit_ms: int | None = None
@@ -84,12 +84,12 @@ class Step:
     next_ms: int | None = None
     args: str = ""
     kwargs: str = ""
-    #: How many tasks this one has replaced, one by one: attempts are counted anew in each.
+    #: How many tasks this one has replaced, one by one. Each counts its attempts from 1.
     nesting: int = 0
 
     @property
     def run(self) -> tuple[int, int]:
-        """What a task has gone through is in this order."""
+        """The position of this run: the steps of a task are sorted by it."""
         return self.nesting, self.attempt
 
     @property
@@ -98,11 +98,11 @@ class Step:
 
     @property
     def said(self) -> str:
-        """Type and text of its error; empty where it has none."""
+        """The type and text of its error, or "" if it has none."""
         return f"{self.error}: {self.message}" if self.message else self.error
 
     def as_dict(self) -> dict[str, Any]:
-        """What it says, in types that JSON knows."""
+        """Its facts, in types that JSON can represent."""
         found: dict[str, Any] = {"event": self.event, "at": self.at.isoformat()}
         others = {
             name: value for name, value in vars(self).items() if value not in (None, "", False)
@@ -116,7 +116,7 @@ class Step:
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """The record of a task. `is_alive`: whether its last worker is alive."""
+    """The record of a task. `is_alive` tells whether its last worker is alive."""
 
     queue: str
     id: str
@@ -179,12 +179,12 @@ class TaskHistory:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last step is final."""
+        """Returns whether the last step is final."""
         return self.state not in ("unknown", "received", "running", "retrying", "replaced")
 
     @property
     def may_return(self) -> bool:
-        """Whether it was lost but runs again, because its message is acknowledged late."""
+        """Returns whether it was lost but runs again, because its message is acknowledged late."""
         started = next((step for step in reversed(self.steps) if step.event == "started"), None)
         return self.state == "lost" and started is not None and started.is_acked_late
 
@@ -215,7 +215,7 @@ class TaskHistory:
 
     @property
     def run_seconds(self) -> float | None:
-        """As `run_ms`, in seconds, and of a running task until now."""
+        """Like `run_ms`, in seconds; for a running task the time until now."""
         if self.state == "running" and self.started is not None:
             return max((datetime.now(timezone.utc) - self.started).total_seconds(), 0)
         return None if self.run_ms is None else self.run_ms / 1000
@@ -227,7 +227,7 @@ class TaskHistory:
         return found[-1] if found else None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, in types that JSON knows; ids of other tasks if it is part of a canvas."""
+        """All of it, in types that JSON can represent; related ids if it is part of a canvas."""
         others = {name: getattr(self, name) for name in ("root_id", "parent_id", "group_id")}
         return {name: value for name, value in others.items() if value is not None} | {
             "id": self.id,
@@ -241,7 +241,7 @@ class TaskHistory:
 
 
 def tenant_text(tenant: Any) -> str | None:
-    """A tenant as records name it."""
+    """The name of a tenant in records."""
     text = None if tenant is None else str(tenant)
     return text if text is None or len(text) <= TENANT_LENGTH else text[: TENANT_LENGTH - 1] + "…"
 
@@ -256,16 +256,16 @@ def head_of(task: str, tenant: Any, family: Family = ()) -> str:
 
 
 def line_of(row: list[Any]) -> str:
-    """A line of a record, with other alphabets as they are: escaped they take much more room."""
+    """A line of a record. Other alphabets are not escaped, which would take much more room."""
     text = json.dumps(row, default=str, ensure_ascii=False) + "\n"
     return text.encode(errors="replace").decode()
 
 
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Steps as they happened, given as they were written.
+    """Put steps, given in the order of writing, into the order in which they happened.
 
-    Workers write late, and their clocks differ: what an attempt has led to comes after all of it.
-    Attempts are counted anew where an id is used again, or another task takes the place of one.
+    Workers write late and their clocks differ, so whatever an attempt has led to comes after all of
+    its steps. Attempts are counted anew if an id is reused, or if another task replaces the task.
     """
     lives: list[list[Step]] = [[]]
     for step in steps:
@@ -276,7 +276,7 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def _is_before(end: Step, received: Step) -> bool:
-    """Whether a task had ended, so that this is the receipt of another with its id."""
+    """Returns whether a task had ended, so that this is the receipt of another with its id."""
     if end.event in ("received", "started", "overran", "returned"):
         return False
     if end.run in (received.run, UNKNOWN):
@@ -329,5 +329,5 @@ def _step(row: list[Any]) -> Step | None:
 
 
 def _name(worker: str) -> str:
-    """A worker's name, of what it is called in Redis."""
+    """The name of a worker, from its name in Redis."""
     return worker.rsplit(":", 2)[0]

@@ -1,4 +1,4 @@
-"""How far a long call is, for who waits for it."""
+"""Reports the progress of a long call to its caller."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-#: Is given how many more are done.
+#: Is called with the number of items that are done since the last call.
 Progress = Callable[[int], Any]
 
 
@@ -17,7 +17,7 @@ Progress = Callable[[int], Any]
 def reporting(
     progress: bool | Progress | None, items: Iterable[Any], label: str
 ) -> Iterator[Progress]:
-    """The function itself, a bar on the terminal for True, or nothing."""
+    """Yields the given function, or one that moves a bar on the terminal (True) or does nothing."""
     if callable(progress):
         yield progress
     elif progress and sys.stderr.isatty():

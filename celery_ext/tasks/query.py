@@ -1,4 +1,4 @@
-"""Which waiting tasks are meant."""
+"""Selects waiting tasks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .arguments import Condition, conditions
 from .task_info import TaskInfo
 from .times import to_ms
 
-#: What a query selects: the first one unless it is told otherwise.
+#: The states that a query can select. The first one is the default.
 STATES = "delayed", "ready"
 
-#: What every JSON encoder writes as it is.
+#: Text that every JSON encoder writes unchanged.
 _PLAIN = re.compile(r"[A-Za-z0-9 _.,:;@+=-]+")
 
-#: Texts that a header may show whose JSON is another one: `True` is `true` there.
+#: Texts of header values whose JSON may be different: `True` is `true` there.
 _OTHER_IN_JSON = re.compile(r"True|False|None|-?inf|nan|[\[{(].*", re.DOTALL)
 
 
@@ -68,13 +68,13 @@ class Query:
             )
 
     def _check_text(self, name: str, value: Any) -> None:
-        # An empty variable must not mean all tasks.
+        # An empty variable must not select all tasks.
         if value is not None and not (isinstance(value, str) and value):
             raise QueryError(f"{name}={value!r} is not text: to select all, leave it out")
 
     @property
     def is_empty(self) -> bool:
-        """Whether it means everything."""
+        """Returns whether it selects everything."""
         return all(not getattr(self, each.name) for each in fields(self))
 
     @property
@@ -87,7 +87,7 @@ class Query:
 
     @property
     def weight(self) -> int:
-        """How many times as long as usual it takes to look at a message: arguments are decoded."""
+        """The relative cost of matching a message, which is higher if arguments are decoded."""
         return 1 if self.where is None else 5
 
     @property
@@ -113,7 +113,7 @@ class Query:
         return () if self.where is None else conditions(self.where)
 
     def matches(self, info: TaskInfo) -> bool:
-        """Whether a task matches. Its queue and due time have been checked already."""
+        """Returns whether a task matches. Its queue and due time have already been checked."""
         if self._task_pattern is not None and not self._task_pattern.match(info.task):
             return False
         headers = info.headers if self._headers else {}
@@ -129,7 +129,7 @@ class Query:
 
 
 def query_of(query: Query | None, criteria: Mapping[str, Any]) -> Query:
-    """A query with some of its criteria replaced. Raises QueryError for what is not a query."""
+    """A query with some of its criteria replaced. Raises QueryError if it is not a query."""
     if query is None:
         return Query(**criteria)
     selects_ready(query)
@@ -137,7 +137,7 @@ def query_of(query: Query | None, criteria: Mapping[str, Any]) -> Query:
 
 
 def selects_ready(query: Query) -> bool:
-    """Whether it selects ready tasks. Raises QueryError for what is not a query."""
+    """Returns whether it selects ready tasks. Raises QueryError if it is not a query."""
     if not isinstance(query, Query):
         raise QueryError(
             f"{query!r} is not a query: give one such as celery_ext.Query(task='shop.*')"
@@ -146,7 +146,7 @@ def selects_ready(query: Query) -> bool:
 
 
 def ids_of(given: str | Iterable[str]) -> list[str]:
-    """The ids of one task or of several, once each. Raises QueryError for what is not an id."""
+    """The ids of one task or of several, once each. Raises QueryError for an invalid id."""
     ids = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
     for id in ids:
         if not isinstance(id, str):
@@ -155,6 +155,6 @@ def ids_of(given: str | Iterable[str]) -> list[str]:
 
 
 def longest_plain(texts: list[str]) -> str:
-    """The longest part of any of these texts that JSON writes as it is."""
+    """The longest part of any of these texts that JSON writes unchanged."""
     plain = [found for text in texts for found in _PLAIN.findall(text)]
     return max(plain, key=len, default="")

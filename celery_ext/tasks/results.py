@@ -22,16 +22,16 @@ logger = get_logger(__name__)
 class NotRun(DelayedError):
     """A policy made this task a dead letter: it did not run."""
 
-    #: The backend stores it with the result, and clients of other versions look the class up there.
+    #: The backend stores it with the result, and clients of other versions import it from there.
     __module__ = "celery_ext.policies"
 
 
 def keeps_results(app: Celery) -> bool:
-    """Whether the app, or a task of its own accord, has a result backend, if only a broken one."""
+    """Returns whether the app or a task itself has a result backend, even a broken one."""
     try:
         if not isinstance(app.backend, DisabledBackend):
             return True
-    except Exception:  # whatever a backend needs that is not there: `store_revoked` tells of it
+    except Exception:  # something that a backend needs is missing: `store_revoked` logs it
         return True
     return any(
         task._backend is not None or type(task).backend is not Task.backend
@@ -40,29 +40,29 @@ def keeps_results(app: Celery) -> bool:
 
 
 def store_revoked(app: Celery, info: TaskInfo, reason: str = "cancelled") -> None:
-    """Tell the result backend, with it the chord that a task is part of, and tools like Flower."""
+    """Notify the result backend, and so the chord of a task, and tools such as Flower."""
     _store(app, info, reason, "mark_as_revoked", reason)
     if info.id and app.conf.task_send_sent_event:
         _send_revoked_event(app, info.id)
 
 
 def _send_revoked_event(app: Celery, id: str) -> None:
-    """The end of what `task-sent` has told: no worker has seen the task."""
+    """Send the end event for a `task-sent`, because no worker has seen the task."""
     fields = {"uuid": id, "terminated": False, "signum": None, "expired": False}
     try:
         with app.producer_or_acquire() as producer:
             app.events.Dispatcher(enabled=False).publish("task-revoked", fields, producer)
-    except Exception as error:  # the task is gone from the broker, whoever hears of it
+    except Exception as error:  # the task is gone from the broker in any case
         logger.warning("No event says that task %s is revoked: %s", id, error)
 
 
 def store_failure(app: Celery, info: TaskInfo, error: Exception) -> None:
-    """As `store_revoked`, for a task that can never run."""
+    """Like `store_revoked`, for a task that can never run."""
     _store(app, info, str(error), "mark_as_failure", error)
 
 
 def store_outcome(app: Celery, info: TaskInfo, decision: Decision) -> None:
-    """REVOKED for what was dropped, FAILURE with NotRun for what was buried, with the reason."""
+    """Store REVOKED for a dropped task, FAILURE with NotRun for a buried one, with the reason."""
     if isinstance(decision, Drop) and decision.revoked:
         store_revoked(app, info, decision.reason)
     elif isinstance(decision, Bury):
@@ -79,17 +79,17 @@ def _store(app: Celery, info: TaskInfo, why: str, mark: str, given: Any) -> None
         is_kept = not info.headers.get("ignore_result") and _is_open(backend, info.id)
         context = context_of(app, info)
         getattr(backend, mark)(info.id, given, request=context, store_result=is_kept)
-    except Exception as error:  # the task is gone from the broker whatever the backend says
+    except Exception as error:  # the task is gone from the broker, even without a stored result
         logger.warning("Task %s is %s, but its result is not stored: %s", info.id, why, error)
 
 
 def _backend(app: Celery, task: str) -> Any:
-    """Tasks may have another one than their app."""
+    """The backend of a task, which may be another one than the app's."""
     return getattr(app.tasks.get(task), "backend", None) or app.backend
 
 
 def _is_open(backend: Any, id: str) -> bool:
-    """Whether the task has no result yet: Celery's workers overwrite none either."""
+    """Returns whether the task has no result yet. Celery's workers overwrite none either."""
     try:
         return backend.get_state(id) not in READY_STATES
     except NotImplementedError:
@@ -97,7 +97,7 @@ def _is_open(backend: Any, id: str) -> bool:
 
 
 def context_of(app: Celery, info: TaskInfo) -> Context:
-    """What the task's worker would have had."""
+    """The request context that the task's worker would have had."""
     sent = {name: info.properties.get(name) for name in ("reply_to", "correlation_id")}
     args, kwargs, embedded = read_body(app, info) or ((), {}, {})
     parts = {**info.headers, **sent, **embedded, "args": args, "kwargs": kwargs}

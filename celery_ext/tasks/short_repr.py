@@ -1,4 +1,4 @@
-"""Values as text to be shown: arguments as Celery shows them, and text of others made harmless."""
+"""Values as text for display: arguments as in Celery, and untrusted text made harmless."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NUMBERS = frozenset({int, float, bool})
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Text without what moves a cursor, hides what follows, or cannot be sent; `kept` stays."""
+    """Replace characters that move a cursor, hide text or cannot be sent, unless in `kept`."""
     if text.isprintable():
         return text
     return "".join(
@@ -20,14 +20,14 @@ def printable(text: str, kept: str = "") -> str:
 
 def short_repr(value: Any, limit: int, levels: int) -> str:
     """What `saferepr` gives for arguments: at most about `limit` characters and `levels` deep."""
-    text = _plain(value, levels) if levels else None  # 0: as deep as it is
+    text = _plain(value, levels) if levels else None  # 0: no limit of depth
     if text is None or len(text) >= limit:
         return saferepr(value, limit, maxlevels=levels)
     return text
 
 
 def _plain(value: Any, levels: int) -> str | None:
-    """None: it is not plain."""
+    """The text of a plain value, or None for any other."""
     kind = type(value)
     if kind is str:
         return "'" + value.replace("'", "\\'") + "'"

@@ -1,4 +1,4 @@
-"""What is known of one task that waits, runs or was buried."""
+"""Information about one task that waits, runs or was buried."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class TaskInfo:
     due_ms: int | None = None
     consumer: str = ""
     reason: str = ""
-    #: What the backlog calls it: its id, or more where several tasks share one.
+    #: Its name in the backlog: its id, or a longer one if several tasks share an id.
     member: str = field(default="", repr=False)
-    #: Deliveries as a dead letter's note counts them; None: the message says it.
+    #: The deliveries in the note of a dead letter; None: they are in the message.
     counted: int | None = field(default=None, repr=False)
-    #: What workers have recorded of it; None: nothing, or it was not looked for.
+    #: The records of workers; None if there are none, or if they were not read.
     history: TaskHistory | None = field(default=None, repr=False, compare=False)
 
     @classmethod
@@ -106,7 +106,7 @@ class TaskInfo:
 
     @classmethod
     def _unread(cls, queue: str, waiting: Waiting, seen: Glance) -> TaskInfo:
-        """One whose message is read when it is first asked for."""
+        """A task whose message is read on first use."""
         info = cls.__new__(cls)
         info.__dict__.update(
             state="delayed",
@@ -122,14 +122,14 @@ class TaskInfo:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """The message of one that was not read before."""
+            """Read the message of such a task."""
             if name != "message":
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             message = self.__dict__["message"] = self._waiting.kept.message
             return message
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies in other processes."""
+        """Read the message for copies in other processes."""
         _ = self.message
         return {name: value for name, value in vars(self).items() if name != "_waiting"}
 
@@ -260,7 +260,7 @@ class TaskInfo:
 
 
 def task_in(message: bytes) -> str:
-    """The name of the task in the text of a message; empty for a message that is none."""
+    """The name of the task in the text of a message; empty for a message that is not a task."""
     found = _TASK.search(message)
     if found is None:
         return ""

@@ -1,4 +1,4 @@
-"""Times and lengths as users give them."""
+"""Parses times and lengths of time that users give."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..errors import QueryError
 #: Seconds, text such as "90s", or a timedelta.
 Length = float | str | timedelta
 
-#: The time limit of tasks of ours, which end by themselves: 0 would be that of a pool of processes.
+#: The time limit of our own tasks, which end without it. With 0, a pool's own limit would apply.
 OWN_LIMIT_SECONDS = 86_400
 
 EPOCH = datetime.fromtimestamp(0, timezone.utc)
 
-#: The last due time that a datetime can show.
+#: The last due time that a datetime can represent.
 LATEST_MS = (datetime.max.replace(tzinfo=timezone.utc) - EPOCH) // timedelta(milliseconds=1)
 
 
 def to_ms(name: str, value: datetime | str) -> int:
-    """Milliseconds since the epoch. Raises QueryError that gives `name` where it is no time."""
+    """Milliseconds since the epoch. Raises QueryError with `name` if it is not a time."""
     try:
         return eta_to_ms(value)
     except (ValueError, TypeError, OverflowError) as error:
@@ -34,7 +34,7 @@ def to_ms(name: str, value: datetime | str) -> int:
 
 
 def from_now_ms(name: str, seconds: float) -> int:
-    """So many seconds from now, in ms since the epoch. Raises QueryError as `to_ms`."""
+    """The time some seconds from now, in ms since the epoch. Raises QueryError like `to_ms`."""
     try:
         return eta_to_ms(datetime.now(timezone.utc) + timedelta(seconds=seconds))
     except (ValueError, TypeError, OverflowError) as error:
@@ -44,7 +44,7 @@ def from_now_ms(name: str, seconds: float) -> int:
 
 
 def to_length(name: str, given: Length | None) -> timedelta | None:
-    """A length of time, also a negative one. Raises QueryError as `to_ms`."""
+    """A length of time, which may be negative. Raises QueryError like `to_ms`."""
     try:
         return None if given is None else parse_length(given)
     except ValueError as error:
@@ -52,7 +52,7 @@ def to_length(name: str, given: Length | None) -> timedelta | None:
 
 
 def length_ms(name: str, given: Length) -> int:
-    """A length of time in ms. Raises QueryError as `to_ms`."""
+    """A length of time in ms. Raises QueryError like `to_ms`."""
     try:
         return parse_ms(given)
     except ValueError as error:
@@ -60,17 +60,17 @@ def length_ms(name: str, given: Length) -> int:
 
 
 def from_ms(due_ms: int) -> datetime:
-    """A time in UTC; one that no datetime can show is the nearest."""
+    """A time in UTC, or the nearest one that a datetime can represent."""
     return EPOCH + timedelta(milliseconds=min(max(due_ms, 0), LATEST_MS))
 
 
 def shifted(at: datetime, by: timedelta) -> datetime:
-    """A time that is so much later, or the nearest one in `from_ms`."""
+    """A time moved by a length of time, or the nearest one that `from_ms` can return."""
     return from_ms(eta_to_ms(at) + by // timedelta(milliseconds=1))
 
 
 def info_data(info: Any) -> dict[str, Any]:
-    """All of what a dataclass has, in types that JSON knows."""
+    """All fields of a dataclass, in types that JSON can represent."""
     return {name: _plain(value) for name, value in vars(info).items()}
 
 

@@ -1,1 +1,1 @@
-"""What Celery's workers and their remote control get: steps, requests, `install`."""
+"""Extends Celery's workers and their remote control: steps, requests, `install`."""

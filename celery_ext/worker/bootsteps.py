@@ -1,4 +1,4 @@
-"""What workers of an extended app do besides."""
+"""The boot steps of an extended app's workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REQUEST, POOLED_REQUEST = (
     "celery_ext.worker.requests.request:PooledRequest",
 )
 
-#: A process of the pool that ends is looked at so often, with this time between two looks.
+#: How many times an ending process of the pool is checked, and the time between two checks.
 EXIT_LOOKS, EXIT_SECONDS = 100, 0.01
 
 
@@ -42,13 +42,13 @@ class Inspection(bootsteps.Step):
 
 
 class WorkerName(str):
-    """A consumer's name that no user has chosen."""
+    """A consumer's name that was not chosen by a user."""
 
     __slots__ = ()
 
 
 class Names(bootsteps.Step):
-    """Lets the broker call the worker's consumers by its name."""
+    """Names the worker's consumers in the broker after the worker."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
@@ -60,7 +60,7 @@ class Names(bootsteps.Step):
 
 
 class Recording(bootsteps.StartStopStep):
-    """Records what becomes of tasks, from before the pool begins until after it has ended."""
+    """Records the outcomes of tasks, from before the pool starts until after it has ended."""
 
     def start(self, parent: Any) -> None:
         options = OutcomeOptions.of(parent.app)
@@ -68,7 +68,7 @@ class Recording(bootsteps.StartStopStep):
         if options is None or not issubclass(transport, Transport):
             return
         found = recorder.Recorder(parent.app, options, parent.hostname)
-        # The last that a worker does: consumers and pools may end after their own steps.
+        # The last action of a worker: consumers and pools may end after their own steps.
         blueprint = parent.blueprint
         blueprint.on_stopped = partial(self._end, found, blueprint.on_stopped)
         recorder.current = found
@@ -82,7 +82,7 @@ class Recording(bootsteps.StartStopStep):
 
 
 class Lateness(bootsteps.StartStopStep):
-    """Lets `task_late` be sent."""
+    """Sends `task_late`."""
 
     def start(self, parent: Any) -> None:
         self._late_seconds = parent.app.delayed.late_seconds
@@ -104,7 +104,7 @@ class Lateness(bootsteps.StartStopStep):
 
 
 class OwnRequests(bootsteps.Step):
-    """Gives tasks the request that knows whether they may begin."""
+    """Gives tasks the request that checks whether they may start."""
 
     requires = ("celery_ext.worker.own_tasks:OwnTasks",)
 
@@ -112,25 +112,25 @@ class OwnRequests(bootsteps.Step):
         super().__init__(parent, **kwargs)
         if getattr(parent.controller, "semaphore", None) is not None:
             Turns(parent.controller)
-        # Tasks wait in pools of threads and greenlets: those that a signal must not stop.
+        # Tasks wait inside pools of threads and greenlets: the ones that a signal must not stop.
         own = REQUEST if parent.pool.signal_safe else POOLED_REQUEST
         for task in parent.app.tasks.values():
             is_stock = task.Request in (STOCK_REQUEST, REQUEST, POOLED_REQUEST)
-            if is_stock and task.Strategy == STOCK_STRATEGY:  # others may not ask before they begin
+            if is_stock and task.Strategy == STOCK_STRATEGY:  # others may start without the check
                 task.Request = own
 
 
 class Events(bootsteps.StartStopStep):
-    """Keeps a worker from waiting until the broker takes its heartbeat.
+    """Keeps a worker from blocking until the broker takes its heartbeat.
 
     Celery would sleep in its event loop for a second at a time, while acks wait and tasks end.
-    In a worker without one, the sender holds a lock meanwhile, which the worker needs to stop.
+    In a worker without an event loop, the sender would hold a lock that the worker needs to stop.
     """
 
     requires = ("celery.worker.consumer.events:Events",)
 
     def start(self, parent: Any) -> None:
-        """Have each event that is sent at once tried once."""
+        """Try each event only once that is sent immediately."""
         dispatcher = parent.event_dispatcher
         if dispatcher is not None:
             vars(dispatcher)["send"] = partial(_send_once, dispatcher)
@@ -140,20 +140,20 @@ def _send_once(dispatcher: Any, *given: Any, **fields: Any) -> Any:
     unsent = dispatcher._outbound_buffer
     known = len(unsent)
     found = type(dispatcher).send(dispatcher, *given, **{**fields, "retry": False})
-    while len(unsent) > known:  # a heartbeat of long ago is of no use to anybody
+    while len(unsent) > known:  # an old heartbeat is useless
         unsent.pop()
     return found
 
 
 class Replacing(bootsteps.StartStopStep):
-    """Replaces each process of a pool as soon as it has ended, after its last task for example.
+    """Replaces each process of a pool as soon as it has ended, such as after its last task.
 
-    Celery looks when the process closes its files, which may be a moment before it has ended, and
-    would look again after up to five seconds. Ready tasks wait meanwhile.
+    Celery checks when the process closes its files, which may be a moment before it has ended, and
+    would check again after up to five seconds. Ready tasks wait meanwhile.
     """
 
     def start(self, parent: Any) -> None:
-        """Have each end of a process looked at until another one has its place."""
+        """Check each ending process until another one has replaced it."""
         pool = getattr(parent.pool, "_pool", None)
         if hasattr(pool, "_event_process_exit"):
             vars(pool)["_event_process_exit"] = partial(_look, pool, EXIT_LOOKS)
@@ -166,11 +166,11 @@ def _look(pool: Any, looks: int, hub: Any, process: Any) -> None:
 
 
 class GiveBack(bootsteps.StartStopStep):
-    """Gives back what the worker has not begun as soon as it is told to end."""
+    """Returns messages that the worker has not started as soon as it is told to stop."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    #: Whether a cold shutdown's signal is handled, whose handler has not come to the pool yet.
+    #: Whether the handler of a cold shutdown's signal runs and has not reached the pool yet.
     _handles_signal = False
     #: Whether that handler could not wait for the pool.
     _must_wait = False
@@ -178,12 +178,12 @@ class GiveBack(bootsteps.StartStopStep):
     def __init__(self, parent: Any, **options: Any) -> None:
         super().__init__(parent, **options)
         self._parent = parent
-        # For as long as the worker lives: disconnecting takes a lock, which a signal that has
-        # interrupted another one's handler may have left locked.
+        # Connected until the worker ends: disconnecting takes a lock, which a signal may have left
+        # locked that has interrupted the handler of another.
         worker_shutting_down.connect(self._on_signal, sender=parent.hostname, weak=True)
 
     def start(self, parent: Any) -> None:
-        # A cold shutdown sends that signal last. It begins with this.
+        # A cold shutdown begins with this call, and sends that signal last.
         vars(parent.controller)["wait_for_soft_shutdown"] = self._wait_for_soft_shutdown
         draining = Draining.install(parent)
         if draining is not None or not parent.pool.signal_safe:
@@ -198,9 +198,9 @@ class GiveBack(bootsteps.StartStopStep):
             self._await_pool()
 
     def shutdown(self, parent: Any) -> None:
-        """Wait for threads: Celery closes its connection while they run, in some cold shutdowns.
+        """Wait for threads: in some cold shutdowns Celery closes its connection while they run.
 
-        What they are at would go back, and run elsewhere as well.
+        Their tasks would return to the queue and run elsewhere as well.
         """
         self._handles_signal = False
         if not (parent.pool.signal_safe or parent.pool.is_green):
@@ -213,16 +213,16 @@ class GiveBack(bootsteps.StartStopStep):
     def _await_pool(self) -> None:
         """Wait for the pool to end, but not in the handler of a cold shutdown's signal.
 
-        The signal interrupts any thread or greenlet: one of the pool's would wait for itself, and
-        so would one that has a lock which the pool's need. A process waits until what it has said
-        is dealt with, which the signal may have interrupted.
+        The signal interrupts any thread or greenlet. One of the pool's own would wait for itself,
+        and so would one with a lock that the pool needs. A process waits until its messages are
+        handled, which the signal may have interrupted.
         """
         self._must_wait, self._handles_signal = self._handles_signal, False
         if not self._must_wait:
             self._stop_pool()
 
     def _wait_for_soft_shutdown(self) -> None:
-        with suppress(Exception):  # Celery must go on, and the signal follows, with another try
+        with suppress(Exception):  # Celery must continue, and the signal follows with another try
             self._on_signal()
         type(self._parent.controller).wait_for_soft_shutdown(self._parent.controller)
         self._handles_signal = True
@@ -237,7 +237,7 @@ class GiveBack(bootsteps.StartStopStep):
             return
         try:
             retire()
-        except Exception:  # another signal's: Celery cannot cancel what a thread runs, and raises
+        except Exception:  # from another signal: Celery cannot cancel a thread's task
             retire()
 
 
@@ -251,8 +251,8 @@ def _stop_threads(consumer: Any) -> None:
 def _call_soon(consumer: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
     """Ack a task at once, as newer versions of Celery do.
 
-    Others do so when their loop comes round. A full pool of greenlets holds that up, as does a warm
-    shutdown.
+    Older versions do so in the next round of their loop, which a full pool of greenlets or a warm
+    shutdown delays.
     """
     if is_of_message(callback):
         return callback(*args, **kwargs)

@@ -16,25 +16,25 @@ _UID = f"{__name__}.worker_init"
 
 
 def watch_workers() -> None:
-    """Extend workers of this process whose broker is ours; twice is safe."""
+    """Extend workers of this process that use our broker. Safe to call twice."""
     worker_init.connect(_on_init, weak=False, dispatch_uid=_UID)
 
 
 def extend_workers(app: Celery) -> None:
-    """Let workers of an app give back early, and run the tasks of ours that its settings ask for.
+    """Let an app's workers return messages early, and run our tasks that its settings enable.
 
-    Twice is safe.
+    Safe to call twice.
     """
     from .bootsteps import Events, GiveBack, OwnRequests, Replacing
     from .own_tasks import OwnTasks
     from .remote.remote_control_loop import RemoteControlLoop
 
     app.steps["consumer"] |= {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
-    app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may bring some along
+    app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may carry some
 
 
 def show_metrics(app: Celery) -> None:
-    """Let workers of an app show metrics, where a setting asks for it; twice is safe."""
+    """Let an app's workers expose metrics if a setting enables it. Safe to call twice."""
     from ..metrics.options import MetricsOptions
 
     if MetricsOptions.of(app) is not None:
@@ -45,7 +45,7 @@ def show_metrics(app: Celery) -> None:
 
 
 def let_late_results_expire(app: Celery) -> None:
-    """Let no result for `rpc://` stay for ever that nobody fetches; twice is safe."""
+    """Let results for `rpc://` expire that nobody fetches. Safe to call twice."""
     if str(app.conf.result_backend).startswith("rpc"):
         from .requests.late_results import install
 
@@ -63,7 +63,7 @@ def _on_init(sender: Any, **_: Any) -> None:
 
 
 def _check_settings(app: Celery) -> None:
-    """Raises SystemExit for a wrong setting: Celery would go on after another error here."""
+    """Raises SystemExit for an invalid setting: Celery would continue after any other error."""
     from ..app.outcome_options import OutcomeOptions
     from ..control.answers.options import ExpectationOptions
     from ..http.options import HttpOptions

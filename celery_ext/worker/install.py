@@ -1,4 +1,4 @@
-"""Makes an app's own tools know the backlog."""
+"""Extends an app's own tools so that they know the backlog."""
 
 from __future__ import annotations
 

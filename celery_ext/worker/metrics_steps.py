@@ -1,4 +1,4 @@
-"""What a worker does that is measured."""
+"""Boot steps that measure a worker and serve its metrics."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MEASURED = {
 
 
 class Exporter(bootsteps.StartStopStep):
-    """Shows a worker's metrics while it runs."""
+    """Serves a worker's metrics while it runs."""
 
     def create(self, parent: Any) -> Any:
-        """Measure from now on. Raises ImproperlyConfigured where what it needs is missing."""
+        """Start to measure. Raises ImproperlyConfigured if a package that it needs is missing."""
         try:
             from ..metrics.measuring import measure
         except ModuleNotFoundError as error:
@@ -64,7 +64,7 @@ class Exporter(bootsteps.StartStopStep):
 
 
 class MeasuredRequests(bootsteps.Step):
-    """Gives tasks requests that are counted, in place of our own ones."""
+    """Replaces our requests of tasks by requests that are counted."""
 
     requires = (OwnRequests,)
 

@@ -1,4 +1,4 @@
-"""The tasks of ours that workers run: each only where a setting of the app asks for it."""
+"""Our own tasks that workers run, each only if a setting of the app enables it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..http.callbacks import jobs
 
 logger = get_logger(__name__)
 
-#: What to do for each.
+#: How to enable each.
 _HOW = {jobs.JOB_TASK: http.HOW, waiting_task.TASK: expectations.HOW}
 
 
 class OwnTasks(bootsteps.Step):
-    """Registers HTTP jobs and expectations, and says what to set where one comes without."""
+    """Registers HTTP jobs and expectations, and logs what to set if one is off but arrives."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)

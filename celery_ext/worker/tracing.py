@@ -13,7 +13,7 @@ from kombu_delayed.store.calls.shards import queue_of
 
 __all__ = ["instrument", "uninstrument"]
 
-#: When a message was sent, in ms since the epoch by the clock of who has sent it.
+#: When a message was sent, in ms since the epoch, by the clock of its sender.
 SENT = "delayed_sent_ms"
 
 _UID = __name__

@@ -1,1 +1,1 @@
-"""Commands about queues and who consumes them."""
+"""Commands about queues and their consumers."""

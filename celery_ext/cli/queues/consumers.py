@@ -1,4 +1,4 @@
-"""`consumers`: who consumes, and how long each lease lasts."""
+"""`consumers`: the consumers, and how long each lease lasts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forecast`: due load ahead as a bar chart."""
+"""`forecast`: a bar chart of when tasks are due."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def forecast(session: Session, hours: float, buckets: int, queue: str | None) ->
 
 
 def chart(found: Forecast) -> Table:
-    """A bar for each part of the time ahead; a date stands where it changes."""
+    """A bar for each bucket; the date is shown where it changes."""
     longest = max((each.count for each in found.buckets), default=0) or 1
     made = Table.grid(padding=(0, 1), expand=True)
     made.add_column(style="dim", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`limits`: how much may run, how much does, and what waits for it."""
+"""`limits`: how many tasks may run, how many do, and how many wait."""
 
 from __future__ import annotations
 

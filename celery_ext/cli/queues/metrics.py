@@ -1,4 +1,4 @@
-"""`metrics`: what an autoscaler needs to know, of each queue or of each of its shards."""
+"""`metrics`: the numbers for an autoscaler, of each queue or of each of its shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`partitions`: the pieces that the backlog is kept in."""
+"""`partitions`: the parts of the backlog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pause` and `resume`: let workers leave a queue alone, and go on with it."""
+"""`pause` and `resume`: keep workers from starting tasks of a queue, and let them continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`policies`: what is declared in the broker for the workers of a queue, and how that changes."""
+"""`policies`: shows and changes what is declared in the broker for the workers of a queue."""
 
 from __future__ import annotations
 

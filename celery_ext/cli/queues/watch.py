@@ -1,4 +1,4 @@
-"""`watch`: counts, load ahead and what is next, as it changes."""
+"""`watch`: live counts, the load ahead and the next tasks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NEXT = 5
 
 
 class Look(NamedTuple):
-    """What there is at one time."""
+    """The state of the broker at one time."""
 
     at: datetime
     counts: dict[str, Counts]

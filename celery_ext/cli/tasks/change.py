@@ -22,13 +22,13 @@ from ..session import Session, command
 from ..times import LASTING, SPAN, TIME
 from .listing import queues_table
 
-#: What a change by ids is made of.
+#: The states of tasks that can be changed by their ids.
 MEANT = (*MOVABLE, "ready")
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is done to one task, or to many; `verb` and `past` say so to the user."""
+    """A change to one task, or to many; `verb` and `past` describe it to the user."""
 
     verb: str
     past: str
@@ -96,7 +96,7 @@ def reschedule(
             info = delayed.get(id, queue)
             if info is None or info.state not in MEANT:
                 return False
-            # A ready one was due in the past, if ever: it is moved from now on.
+            # A ready task was due in the past, if ever, so it is moved relative to now.
             due = None if info.state == "ready" else info.eta
             eta = shifted(due or datetime.now(timezone.utc), by)
         return delayed.reschedule(id, eta=eta, queue=queue)
@@ -217,7 +217,7 @@ def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_r
 
 
 def _show(session: Session, change: Change, preview: Outcome, asks: bool) -> None:
-    """What would change. A question's reasons stand where the question does."""
+    """Print what would change, on the stream of the question that may follow."""
     if not preview.matched or (session.as_json and not asks):
         return
     out = session.err if session.as_json else session.out
@@ -240,7 +240,7 @@ def _said(change: Change, count: int) -> str:
 
 @contextmanager
 def _telling(session: Session, change: Change, done: Callable[[], int]) -> Iterator[None]:
-    """Say how many were changed if it is broken off."""
+    """Report how many were changed if the change does not finish."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""`dead list`, `show`, `replay`, `purge`: what was buried."""
+"""`dead list`, `show`, `replay`, `purge`: the dead letters."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from ..session import Session, command
 from ..times import TIME
 from .listing import limit_option
 
-#: So many of the letters that a command means are shown before it asks.
+#: How many of the selected letters are shown before the question.
 SAMPLE_SIZE = 10
 
-#: Letters that one step of the progress bar stands for.
+#: How many letters one step of the progress bar stands for.
 PART_SIZE = 1_000
 
 
@@ -101,7 +101,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which letters are meant, and whether to ask."""
+    """Which letters are selected, and whether to ask."""
 
     ids: tuple[str, ...]
     whole: bool
@@ -167,7 +167,7 @@ def _run(
     change: Callable[..., int],
     choice: Choice,
 ) -> None:
-    # By now: what is buried meanwhile is not meant.
+    # Selected now, so that letters that are buried meanwhile are not included.
     with session.progress("Reading", choice.count(session)) as advance:
         chosen = []
         for letter in choice.letters(session, advance):
@@ -196,7 +196,7 @@ def _parts(chosen: list[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _preview(session: Session, verb: str, matched: int, choice: Choice) -> None:
-    """Show what is meant, and ask where it is to be done."""
+    """Show the selected letters, and ask unless it is a dry run."""
     if not (session.as_json and choice.dry_run):
         out = session.err if session.as_json else session.out
         sample = list(islice(choice.letters(session), SAMPLE_SIZE))

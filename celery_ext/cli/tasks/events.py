@@ -1,4 +1,4 @@
-"""`events`: what has happened to messages."""
+"""`events`: the lifecycle events of messages."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from ..criteria import TEXT, queue_option
 from ..session import Session, command
 from .listing import limit_option
 
-#: Seconds between two looks of `--follow`.
+#: Seconds between two reads of `--follow`.
 INTERVAL_SECONDS = 1
 
-#: Seconds between two looks of `--follow` for new queues.
+#: Seconds between two searches of `--follow` for new queues.
 NEW_QUEUES_SECONDS = 5
 
 STYLES = {

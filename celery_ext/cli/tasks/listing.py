@@ -1,4 +1,4 @@
-"""`list`, `show`, `find`, `count`: look at what is delayed."""
+"""`list`, `show`, `find`, `count`: show delayed tasks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ..criteria import criteria, queue_option, recorded_options
 from ..session import Session, command
 from .recorded import show_recorded
 
-#: What only tasks that workers have recorded are selected by.
+#: Criteria that select only tasks that workers have recorded.
 RECORDED = "error", "worker", "longer_than", "shorter_than"
 
 
@@ -60,7 +60,7 @@ def _present(
 ) -> tuple[int, bool]:
     """Print the tasks that are found; returns how many, and whether there are more.
 
-    JSON is printed as they are found, and not looked further for more.
+    JSON is printed as they are found, without checking for more.
     """
     if session.as_json:
         found = find(lambda count: None)

@@ -1,4 +1,4 @@
-"""`failed`, `running`, `retrying`, `slow`, `history`: what became of tasks."""
+"""`failed`, `running`, `retrying`, `slow`, `history`: the outcomes of tasks."""
 
 from __future__ import annotations
 

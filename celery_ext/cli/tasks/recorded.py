@@ -1,4 +1,4 @@
-"""Prints tasks by what workers have recorded of them."""
+"""Prints the tasks that workers have recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING = {
 
 
 def show_recorded(session: Session, of: str, limit: int, **criteria: Any) -> None:
-    """Print a list of tasks; what has failed, by error as well."""
+    """Print a list of tasks; failed ones are also counted by error."""
     found = session.delayed.recorded(of, **criteria)
     if session.as_json:
         if not session.emit_each(each.as_dict() for each in (islice(found, limit or None))):

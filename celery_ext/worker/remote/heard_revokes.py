@@ -1,4 +1,4 @@
-"""Makes a revoke last whose sender knows no backlog, such as Flower with a `redis://` URL."""
+"""Makes a revoke last if its sender knows no backlog, such as Flower with a `redis://` URL."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ...errors import BROKER_FAILS, BrokerError
 
 logger = get_logger(__name__)
 
-#: A sender that knows the backlog takes the tasks out of it itself, and has so long for it. Workers
-#: that hear of it together then do not all do it at the same time.
+#: A sender that knows the backlog takes the tasks out of it itself, and has this long to do so. The
+#: spread keeps workers that hear of a revoke together from all doing it at the same time.
 WAIT_SECONDS, SPREAD_SECONDS = 1.0, 2.0
 
 
 class HeardRevokes(bootsteps.Step):
-    """Takes revoked tasks out of the backlog where the broker does not know of the revoke."""
+    """Takes revoked tasks out of the backlog if the broker does not know of the revoke."""
 
     requires = ("celery.worker.consumer.control:Control",)
 
@@ -39,7 +39,7 @@ class HeardRevokes(bootsteps.Step):
         return handle(body, message)
 
     def _start(self, ids: list[str]) -> None:
-        """In the worker's event loop, which must not wait for Redis: a thread does."""
+        """Start a thread, because the worker's event loop, which calls this, must not block."""
         Thread(target=self._make_last, args=(ids,), name="delayed-revokes", daemon=True).start()
 
     def _make_last(self, ids: list[str]) -> None:
@@ -54,7 +54,7 @@ class HeardRevokes(bootsteps.Step):
 
 
 def _ids_for_all(body: Any) -> list[str]:
-    """Of the tasks that all workers are told to revoke."""
+    """The ids of the tasks that all workers are told to revoke."""
     if body.get("method") not in BY_ID or body.get("destination") or body.get("pattern"):
         return []
     return ids_in(body.get("arguments") or {})

@@ -1,4 +1,4 @@
-"""`celery inspect scheduled` and `query_task`, which know the backlog as well.
+"""`celery inspect scheduled` and `query_task`, extended to the backlog.
 
 Imported in workers only: it replaces commands of the remote control of this process.
 """
@@ -18,7 +18,7 @@ from ...errors import BrokerError
 from ...tasks.body import read_body
 from ...tasks.task_info import TaskInfo
 
-#: So many tasks of the backlog are in an answer.
+#: How many tasks of the backlog are in an answer.
 PAGE_SIZE = 100
 
 _own_scheduled = control.scheduled
@@ -58,7 +58,7 @@ def _backlog(state: Any) -> tuple[list[TaskInfo], int]:
 
 
 def _delayed_of(state: Any) -> Delayed | None:
-    """None: this worker's broker keeps no backlog."""
+    """The app's backlog, or None if this worker's broker keeps none."""
     found = getattr(state.app, "delayed", None)
     try:
         return found if isinstance(found, Delayed) and found.connection else None
@@ -96,7 +96,7 @@ def _entry(info: TaskInfo, state: Any) -> dict[str, Any]:
 
 
 def _request(info: TaskInfo, state: Any) -> dict[str, Any]:
-    """As `celery.worker.request.Request.info`; arguments that cannot be read here are text."""
+    """Like `celery.worker.request.Request.info`; arguments that cannot be read here are text."""
     where = info.properties.get("delivery_info") or {}
     args, kwargs, _ = read_body(state.app, info) or (info.args, info.kwargs, {})
     return {

@@ -21,9 +21,9 @@ logger = get_logger(__name__)
 
 
 class Control(CeleryControl):
-    """Celery's own; a revoke addressed to some workers only is theirs alone.
+    """Celery's own, extended. A revoke that is addressed to some workers affects only these.
 
-    What is broadcast is looked at, so that `celery control revoke` is understood as well.
+    It checks all broadcasts, so that `celery control revoke` works as well.
     """
 
     def broadcast(
@@ -34,7 +34,7 @@ class Control(CeleryControl):
         *args: Any,
         **options: Any,
     ) -> Any:
-        """Send a control command to the workers, and do what concerns the backlog."""
+        """Send a control command to the workers, and apply it to the backlog."""
         # Workers first: a task that is delivered in between is refused.
         reply = super().broadcast(command, arguments, destination, *args, **options)
         to_all = destination is None and options.get("pattern") is None
@@ -65,11 +65,11 @@ class StampQuery(Query):
 
     @property
     def needle(self) -> str:
-        """Text that every message has that is meant."""
+        """Text that every matching message contains."""
         return longest_plain([self.stamp, *(self.values if len(self.values) == 1 else ())])
 
     def matches(self, info: TaskInfo) -> bool:
-        """Whether it has one of the stamps."""
+        """Returns whether a task has one of the stamps."""
         stamps = info.headers.get("stamps")
         found = stamps.get(self.stamp) if isinstance(stamps, dict) else None
         return not self.values.isdisjoint(_texts(found))

@@ -11,14 +11,14 @@ from celery.utils.log import get_logger
 
 logger = get_logger(__name__)
 
-#: So long it waits before it connects again.
+#: How long it waits before it reconnects.
 RETRY_SECONDS = 1.0
 
 
 class RemoteControlLoop(bootsteps.Step):
     """Lets the greenlet that listens to remote control outlive a lost broker.
 
-    Celery starts another one when the worker connects anew, which it does not do for an outage that
+    Celery starts another one when the worker reconnects, which it does not do for an outage that
     our transport bridges.
     """
 

@@ -1,1 +1,1 @@
-"""What a worker does around one task: policies, outcomes, uniqueness."""
+"""The handling of one task in a worker: policies, outcomes, uniqueness."""

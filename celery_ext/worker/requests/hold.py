@@ -1,4 +1,4 @@
-"""A remote control command: a queue was paused, so give back what has not begun.
+"""The remote control command that returns messages of a paused queue that have not started.
 
 Imported in workers only: it adds a command to the remote control of this process.
 """
@@ -16,7 +16,7 @@ from ...control.policies.pauses import HOLD
 
 @control.control_command(name=HOLD, args=[("queue", str)], signature="<queue>")
 def hold(state: Any, queue: str, **kwargs: Any) -> dict[str, str]:
-    """Give back the messages of a paused queue that have not begun."""
+    """Return the messages of a paused queue that have not started."""
     channel = getattr(state.consumer.task_consumer, "channel", None)
     consumer = getattr(channel, "consumer", None)
     if isinstance(consumer, Consumer):  # else this worker's broker keeps no backlog

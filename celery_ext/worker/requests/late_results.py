@@ -1,4 +1,4 @@
-"""Results for `rpc://` expire, whether their client waits for them or has gone long ago."""
+"""Lets results for `rpc://` expire, whether their client waits for them or is long gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kombu_delayed.transport.replies import lifetimes
 
 
 def install() -> None:
-    """Note which queues get results of this process; twice is safe."""
+    """Note which queues get results of this process. Safe to call twice."""
     find = RPCBackend.destination_for
     if hasattr(find, "__wrapped__"):
         return

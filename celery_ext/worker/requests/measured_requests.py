@@ -1,4 +1,4 @@
-"""Tasks in a worker, counted where it learns of them: in its main process, whatever its pool."""
+"""Counts the tasks of a worker, always in its main process, whatever its pool."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _counted(on_success: Any) -> Any:
 
 
 class MeasuredRequest(Request):
-    """Tells when it begins and how it ends."""
+    """A request that reports when it starts and how it ends."""
 
     _is_counted = False
 
@@ -57,7 +57,7 @@ class MeasuredRequest(Request):
         self._meter.started(self._queue, self.name, late_seconds)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        """It has failed, is to be retried, or has said what is to become of its message."""
+        """It has failed, will be retried, or has rejected or ignored its message."""
         found = super().on_failure(exc_info, *args, **kwargs)
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
@@ -66,7 +66,7 @@ class MeasuredRequest(Request):
         return found
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Its time is over; `soft`: it has been told so."""
+        """It has exceeded its time limit. `soft`: the limit of which the task itself is told."""
         super().on_timeout(soft, timeout)
         if not soft:
             self._ends("timeout")
@@ -76,7 +76,7 @@ class MeasuredRequest(Request):
         self._ends("expired" if reason == "expired" else "revoked")
 
     def _ends(self, state: str, seconds: float | None = None) -> None:
-        # Celery tells twice of some ends: a time limit is a failure as well.
+        # Celery reports some ends twice: a time limit is a failure as well.
         if not self._is_counted and not self._already_cancelled:
             self._is_counted = True
             self._meter.finished(self._queue, self.name, state)
@@ -87,4 +87,4 @@ class MeasuredRequest(Request):
 
 
 class MeasuredPooledRequest(MeasuredRequest, PooledRequest):
-    """For other pools than those of processes."""
+    """For pools other than those of processes."""

@@ -1,7 +1,7 @@
-"""A task in a worker, which begins only while its message is the worker's.
+"""A task in a worker, which starts only while the worker still has its message.
 
-A worker that ends gives back what it has not begun, and one that was stopped for longer than its
-lease has lost it. Celery takes such tasks out of some of its pools only, or later.
+A worker that ends returns what it has not started, and one that was stopped for longer than its
+lease has lost it. Celery removes such tasks from only some of its pools, or later.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .unique_hold import UniqueHold
 
 logger = get_logger(__name__)
 
-#: What Celery says of a greenlet that was killed: no failure, no result, no time taken.
+#: Celery's result of a greenlet that was killed: no failure, no result, no run time.
 KILLED = (False, None, None)
 
 
 def as_told(result: Any) -> tuple[Any, ...]:
-    """Whether a task has failed, with what, and how long it took: what Celery expects of pools.
+    """A result as Celery expects it of pools: whether a task failed, its value, its run time.
 
-    Threads give the error alone where a task ends like a process, by SystemExit.
+    Threads give the error alone if a task ends like a process, by SystemExit.
     """
     return (True, result, None) if isinstance(result, ExceptionInfo) else result
 
@@ -64,17 +64,17 @@ def _to_the_end(on_success: Any) -> Any:
 
 
 class Request(CeleryRequest):
-    """Celery's own, for a pool of processes: it has begun when the pool is given it."""
+    """Celery's own, for a pool of processes: it has started once it is given to the pool."""
 
     _begins: bool | None = None
     _processes = CancelledProcesses()
-    #: Gives its slots back, where it has some: when it ends, or else when nothing refers to it.
+    #: Releases its slots, if it has any: when it ends, or else when nothing refers to it.
     _end: Callable[[], Any] | None = None
-    #: What its outcome is recorded under; None: that is not recorded, or was.
+    #: The run to record its outcome for; None if that is not recorded, or already was.
     run: recorder.Run | None = None
-    #: Its unique key, where it has that until its end.
+    #: Its unique key, if it keeps one until its end.
     hold: UniqueHold | None = None
-    #: Whether it is tried again after its hard limit; None: its strategy was not asked.
+    #: Whether it is retried after its hard limit; None if its strategy was not asked.
     _goes_on: bool | None = None
     #: Whether it is a dead letter, and so must not become another one.
     _is_buried = False
@@ -100,7 +100,7 @@ class Request(CeleryRequest):
         cls.on_success = _to_the_end(cls.on_success)
 
     def end(self) -> None:
-        """Nothing works on it any more: others may have its slots. Twice is safe."""
+        """Release its slots, because nothing works on it any more. Safe to call twice."""
         if self._end is not None:
             self._end()
 
@@ -119,13 +119,13 @@ class Request(CeleryRequest):
             )
 
     def ended(self, state: str, rest: Any) -> None:
-        """Record how it has ended. Celery tells twice of some ends: the first one counts."""
+        """Record how it has ended. Celery reports some ends twice: the first one counts."""
         run, self.run = self.run, None
         if run is not None and (told := recorder.current) is not None:
             told.ended(run, state, rest)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """A pool has begun it."""
+        """A pool has started it."""
         if self.hold is not None and not self.task.acks_late:
             self.hold.begins(self.time_limits[0])
         super().on_accepted(pid, time_accepted)
@@ -133,7 +133,7 @@ class Request(CeleryRequest):
             told.started(self.run, pid, self.task.acks_late)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Its time is over: with the hard limit it has ended, and may be tried again."""
+        """It has exceeded a time limit. With the hard one it has ended, and may be retried."""
         error = TimeLimitExceeded(timeout)
         try:
             if soft or not self._goes_on_after(error):
@@ -148,7 +148,7 @@ class Request(CeleryRequest):
                 self.end()
 
     def reject(self, requeue: bool = False) -> None:
-        """Put its message back, or bury it; what is buried is not buried again."""
+        """Put its message back, or bury it unless it is already buried."""
         if self._is_buried:
             self.acknowledge()
         else:
@@ -174,7 +174,7 @@ class Request(CeleryRequest):
             for name, text in (("args", self.argsrepr), ("kwargs", self.kwargsrepr)):
                 facts[name] = str(text or "")[:ARGUMENTS_LENGTH]
         retries = self.request_dict.get("retries") or 0
-        # One that is not retried although it could be has one attempt, not one of many.
+        # A task that is not retried although it could be has one attempt, not one of many.
         if type(most) is int and (isinstance(error, Retry) or retries >= most):
             facts["attempts"] = most + 1
         tell = told.retrying if isinstance(error, Retry) else told.failed
@@ -184,13 +184,13 @@ class Request(CeleryRequest):
         return None if self.time_start is None else int((time.time() - self.time_start) * 1000)
 
     def revoked(self) -> bool:
-        """Whether it must not run. The worker asks this before it gives it to its pool."""
+        """Returns whether it must not run. The worker asks this before it gives it to its pool."""
         return bool(super().revoked()) or not self._may_begin()
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """End it in a cold shutdown: its message returns as soon as nothing works on it.
 
-        Raises WorkerTerminate, through the task, in a pool that is this very thread.
+        Raises WorkerTerminate, through the task, in a pool that runs in this very thread.
         """
         try:
             super().cancel(pool, *args, **kwargs)
@@ -200,7 +200,7 @@ class Request(CeleryRequest):
             # Celery's error would be taken for the task's own: it would fail, and be acked.
             raise WorkerTerminate(EX_FAILURE) from None
         except Exception as error:
-            # Unless it is known to be cancelled, the end of its process is taken for a revoke.
+            # Unless it is marked as cancelled, the end of its process is taken for a revoke.
             self._already_cancelled = True
             logger.warning(
                 "Task %s[%s] is cancelled, but its result is not stored: %s",
@@ -211,10 +211,10 @@ class Request(CeleryRequest):
         self._processes.add(self, pool)
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
-        """It has failed: why it was rejected is for its dead letter.
+        """It has failed. The reason of a rejection is kept for its dead letter.
 
-        Celery rejects a task whose retry could not be sent. It returns to its queue here: that the
-        broker was out of reach is no fault of the task.
+        Celery rejects a task whose retry could not be sent. Here it returns to its queue, because
+        an unreachable broker is not the fault of the task.
         """
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
@@ -239,13 +239,13 @@ class Request(CeleryRequest):
             self.end()
 
     def _goes_on_after(self, error: TimeLimitExceeded) -> bool:
-        """Whether it is tried again after its hard limit, of which processes tell twice."""
+        """Returns whether it is retried after its hard limit, which processes report twice."""
         if self._goes_on is None:
             self._goes_on = self._is_retried(error)
         return self._goes_on
 
     def _is_retried(self, error: Exception) -> bool:
-        """Whether its retry strategy, which it could not ask by itself, has it tried again."""
+        """Returns whether its retry strategy, which it could not ask itself, retries it."""
         retrying = getattr(self.task.run, "retrying", None)
         if retrying is None or state.should_terminate:
             return False
@@ -263,8 +263,8 @@ class Request(CeleryRequest):
         return retried is not None
 
     def _was_lost(self, error: BaseException) -> bool:
-        """Whether its process has ended, and nobody else runs it or has been told to."""
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):  # newer billiard tells this first
+        """Returns whether its process has ended, and nothing else runs it or will run it."""
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):  # newer billiard reports this first
             is_lost = not (self._already_cancelled or self._already_revoked)
         else:
             is_lost = isinstance(error, WorkerLostError)
@@ -275,7 +275,7 @@ class Request(CeleryRequest):
         return was_stored is None or not was_stored()
 
     def _returns(self, error: BaseException) -> bool:
-        """Whether Celery puts its message back."""
+        """Returns whether Celery puts its message back."""
         if not self.task.acks_late or self._is_buried:
             return False
         if isinstance(error, TimeLimitExceeded):
@@ -295,7 +295,7 @@ class Request(CeleryRequest):
 
 
 def shard_of(message: Any) -> str:
-    """Where its message is; messages of other transports have no such place."""
+    """The shard of a message; for a message of another transport, its routing key."""
     qos = getattr(message.channel, "qos", None)
     queue_of_tag = getattr(qos, "queue_of", lambda tag: None)
     found = queue_of_tag(message.delivery_tag)
@@ -316,33 +316,33 @@ def _raised(error: Exception) -> ExceptionInfo:
 
 
 def _is_out_of_reach(reason: Any) -> bool:
-    # Sent again, a retry that the master has already is kept once.
+    # A retry that the master already has is stored once, even if it is sent again.
     out_of_reach = isinstance(reason, (OperationalError, NotReplicated))
     return out_of_reach and not isinstance(reason, ServerFull)
 
 
 class PooledRequest(Request):
-    """For other pools: it waits there, and has begun when a thread or greenlet takes it up."""
+    """For other pools: it waits there, and has started when a thread or greenlet takes it up."""
 
     _greenlets = CancelledGreenlets()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Celery makes a class for each task, whose `on_success` acks what was cancelled, too."""
+        """Celery makes a class for each task, whose `on_success` would ack cancelled tasks too."""
         super().__init_subclass__(**options)
         cls.on_success = _unless_cancelled(cls.on_success)
 
     def revoked(self) -> bool:
-        """Whether it is known to have been revoked."""
+        """Returns whether it is known to have been revoked."""
         return bool(CeleryRequest.revoked(self))
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """The pool is about to run it, in this thread. Raises what ends that."""
+        """The pool is about to run it in this thread. Raises an error that prevents it."""
         if not self._may_begin():
             raise _end(f"task {self.name}[{self.id}] is not run: it is in its queue again")
         super().on_accepted(pid, time_accepted)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
-        """End it in a cold shutdown, where the pool can. The worker waits for threads.
+        """End it in a cold shutdown, if the pool can. The worker waits for threads.
 
         Celery's error would interrupt the event loop at any line, and so lose the ack of a task
         that has ended.
@@ -367,7 +367,7 @@ def _unless_cancelled(on_success: Any) -> Any:
 
 
 def _end(reason: str) -> BaseException:
-    """An error that the pool keeps to itself: greenlets would print any other."""
+    """An error that the pool does not report: greenlets would print any other."""
     if "gevent" in sys.modules or "eventlet" in sys.modules:
         from greenlet import GreenletExit  # type: ignore[import-untyped]
 

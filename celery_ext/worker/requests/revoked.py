@@ -1,4 +1,4 @@
-"""Tells a worker of the tasks that were revoked while it was not there."""
+"""Tells a worker which tasks were revoked while it was away."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ...errors import BROKER_FAILS, BrokerError
 
 logger = get_logger(__name__)
 
-#: How often a worker looks whether it is time to read.
+#: How often a worker checks whether it is time to read.
 TICK_SECONDS = 5.0
 
-#: How often a worker reads which tasks were revoked, and from how long before the last time: clocks
-#: differ.
+#: How often a worker reads which tasks were revoked, and how far back before its last read, because
+#: clocks differ.
 READ_SECONDS, OVERLAP_SECONDS = 600.0, 60.0
 
 #: How often it reads all of them. Celery forgets each after three hours.
@@ -28,7 +28,7 @@ WHOLE_SECONDS = 3_600.0
 
 
 class RevokedTasks(bootsteps.StartStopStep):
-    """Lets a revoke hold that was sent while no worker, or not this one, was there.
+    """Applies revokes that were sent while this worker, or every worker, was away.
 
     It starts again with each new connection to the broker.
     """
@@ -55,7 +55,7 @@ class RevokedTasks(bootsteps.StartStopStep):
             self._timer = None
 
     def _tick(self) -> None:
-        """In the worker's event loop, which must not wait for Redis: a thread does."""
+        """Read in a thread, because the worker's event loop, which calls this, must not block."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._add()

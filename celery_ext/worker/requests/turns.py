@@ -16,11 +16,11 @@ class Turns:
         self._give = worker.semaphore.release
         self._free = 0
         self._is_giving = False
-        # The pool calls the one, and the worker the other.
+        # The pool calls one of them, and the worker the other.
         worker.semaphore.release = worker._quick_release = self.release
 
     def release(self) -> None:
-        """A process is free."""
+        """Note that a process is free, and let the next task have it."""
         self._free += 1
         if self._is_giving:
             return

@@ -18,8 +18,8 @@ from ...errors import BROKER_FAILS
 
 logger = get_logger(__name__)
 
-#: A task that was acked early has its key for so long after it has begun, unless it has a hard time
-#: limit: then for so much longer than that. If its process is killed, nobody reports the end.
+#: How long after its start a task that was acked early keeps its key, and how much longer than its
+#: hard time limit if it has one. If its process is killed, nobody reports the end.
 LONGEST_MS, MARGIN_MS = 24 * 3_600_000, 60_000
 
 
@@ -35,19 +35,19 @@ class UniqueHold:
 
     @classmethod
     def of(cls, app: Celery, message: Any, shard: str) -> UniqueHold | None:
-        """None: it has none, or came from another transport."""
+        """The key of a message, or None if it has none or came from another transport."""
         headers = message.headers
         if headers.get(UNTIL_HEADER) != FINISHED or "delayed_unique" not in headers:
             return None
         return cls(app, message, shard) if hasattr(message.channel, "handed_out") else None
 
     def begins(self, limit_seconds: float | None) -> None:
-        """Its message is about to be acked."""
+        """Keep the key for a limited time, because the message is about to be acked."""
         limit_ms = int(limit_seconds * 1000) + MARGIN_MS if limit_seconds else LONGEST_MS
         self._tell(self._of(limit_ms))
 
     def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
-        """With this error, or well; a retry goes on. Twice is safe."""
+        """Release the key after an error or success, but not before a retry. Safe to call twice."""
         returns = isinstance(error, Reject) and error.requeue and acks_late
         if returns or isinstance(error, Retry):
             return
@@ -57,7 +57,7 @@ class UniqueHold:
         if not self._channel.closed:
             self._channel.handed_out.hold(held)
             return
-        try:  # its worker has connected anew meanwhile
+        try:  # its worker has reconnected meanwhile
             own_broker(self._app).store.ask("hold", held.queue, entries=held[1:])
         except BROKER_FAILS as error:
             logger.warning("The unique key of task %s cannot be given back: %s", held.id, error)

@@ -1,4 +1,4 @@
-"""Tasks that a cold shutdown cancels. Their messages go back together, and so in their order."""
+"""Tasks that a cold shutdown cancels. Their messages are returned together, so in their order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from celery.concurrency.asynpool import AsynPool
 from celery.worker.state import active_requests
 
-#: Celery waits for its processes afterwards, but looks after them every half second only.
+#: How long to wait for processes. Celery waits afterwards, but checks them only every half second.
 PATIENCE_SECONDS = 0.5
 
 
@@ -21,7 +21,7 @@ class CancelledProcesses:
         self._ending: list[tuple[Any, Any]] = []
 
     def add(self, request: Any, pool: Any) -> None:
-        """A request was cancelled. With the last one, wait for the processes of all."""
+        """Add a cancelled request. With the last one, wait for the processes of all."""
         processes = pool._pool._pool if isinstance(pool._pool, AsynPool) else ()
         process = next((each for each in processes if each.pid == request.worker_pid), None)
         if process is not None and not request.acknowledged:
@@ -33,12 +33,12 @@ class CancelledProcesses:
 
 
 def _has_ended(process: Any) -> bool:
-    """Whether a process is gone, and all that it has said was heard."""
+    """Returns whether a process is gone, and all its messages were read."""
     return process.exitcode is not None and not process.outq._reader.poll(0)
 
 
 def _await_end(pool: Any, processes: list[Any]) -> None:
-    """Wait for processes that were sent TERM: each says when it is ready, and is killed then."""
+    """Wait for processes that were sent TERM: each reports when it is ready, and is then killed."""
     end = time.monotonic() + PATIENCE_SECONDS
     while processes and (left_seconds := end - time.monotonic()) > 0:
         ends = {each.sentinel: each for each in processes}
@@ -74,7 +74,7 @@ class CancelledGreenlets:
         self._running.discard(request)
 
     def end(self, request: Any, was_killed: bool) -> None:
-        """A greenlet has ended: of what it was cancelled for, or by itself just before."""
+        """A greenlet has ended: by its cancellation, or by itself just before."""
         if request in self._running:
             self._running.remove(request)
             if was_killed:
@@ -85,7 +85,7 @@ class CancelledGreenlets:
 
 
 def give_back(requests: Iterable[Any]) -> None:
-    """Put the messages of requests back to the heads of their queues, in their order."""
+    """Return the messages of requests to the heads of their queues, in their order."""
     tags: dict[Any, list[int]] = {}
     for request in requests:
         channel = request.message.channel

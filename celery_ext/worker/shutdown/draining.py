@@ -1,10 +1,10 @@
-"""Waits for a pool to end, and acknowledges what it runs meanwhile, as no event loop runs any more.
+"""Waits for a pool to end and acknowledges its tasks meanwhile, as the event loop has stopped.
 
-In a warm shutdown each process of a pool is heard to its end.
+In a warm shutdown the messages of each process of a pool are read until it ends.
 
-Celery forgets a task that it has written to a process and that it has not heard to begin. The
-process runs the task all the same. Then its message returns to the queue, and the process waits 30
-seconds for somebody to read the result. See docs/upstream/celery-warm-shutdown.md.
+Celery forgets a task that it has written to a process, but whose start the process has not
+reported. The process still runs the task. Then the message of the task returns to the queue, and
+the process waits 30 seconds for its result to be read. See docs/upstream/celery-warm-shutdown.md.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kombu.message import Message
 
 from .cold_shutdown import give_back, hear
 
-#: Timers, time limits and acks that failed wait so long at most.
+#: How long timers, time limits and acks that failed wait at most.
 TURN_SECONDS = 0.1
 #: How long an ack waits at most while a pool of threads ends.
 ACK_SECONDS = 0.02
 
 
 class Draining:
-    """Takes the place of a pool's `flush` and `on_stop`."""
+    """Replaces a pool's `flush` and `on_stop`."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer, self._task_pool = consumer, consumer.pool
@@ -39,9 +39,9 @@ class Draining:
 
     @classmethod
     def install(cls, consumer: Any) -> Draining | None:
-        """Have it flush the pool of a worker with an event loop; twice is safe.
+        """Let it flush the pool of a worker with an event loop. Safe to call twice.
 
-        None: the worker's pool is not one of processes with an event loop.
+        Returns None if the worker has no pool of processes with an event loop.
         """
         if consumer.hub is None or not isinstance(getattr(consumer.pool, "_pool", None), AsynPool):
             return None
@@ -50,7 +50,7 @@ class Draining:
         return draining
 
     def flush(self) -> None:
-        """Forget the tasks that no process was given, and give them back at once."""
+        """Forget the tasks that no process was given, and return them at once."""
         if _is_cold() or self._pool._state != CLOSE:
             self._pool.flush()
             return
@@ -59,7 +59,7 @@ class Draining:
         self._give_back_unwritten()
 
     def stop(self) -> None:
-        """Wait until all processes have ended, and read all that they say."""
+        """Wait until all processes have ended, and read all their messages."""
         self._pool.close()
         while self._pool._pool and self._pool._state != TERMINATE:
             self._turn()
@@ -99,7 +99,7 @@ class Draining:
         return bool(ready)
 
     def _speak(self, process: Any) -> None:
-        """Write more of a task that a process has a part of, or else tell it to end."""
+        """Write more of a task that was partly written to a process, or else tell it to end."""
         writers = (job._writer() for job in self._pool._cache.values() if job._write_to is process)
         writer = next((each for each in writers if each in self._pool._active_writers), None)
         with suppress(StopIteration, OSError):
@@ -128,13 +128,13 @@ def await_threads(consumer: Any) -> None:
 
 
 def tell_acks(consumer: Any) -> None:
-    """Do what the event loop would do for messages of tasks that have begun or ended."""
+    """Do what the event loop would do for messages of tasks that have started or ended."""
     hub = consumer.hub
     for callback in hub._pop_ready():
         if is_of_message(getattr(callback, "fun", None)):
             try:
                 callback()
-            except Exception as error:  # the others are not to be lost for it
+            except Exception as error:  # the others must not be lost
                 hub.on_callback_error(callback, error)
         else:
             hub.call_soon(callback)
@@ -144,7 +144,7 @@ def tell_acks(consumer: Any) -> None:
 
 
 def is_of_message(function: Any) -> bool:
-    """Whether it is a method of a message, such as its ack."""
+    """Returns whether a function is a method of a message, such as its ack."""
     return isinstance(getattr(function, "__self__", None), Message)
 
 
