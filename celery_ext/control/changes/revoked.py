@@ -31,7 +31,10 @@ PAGE_SIZE = 5_000
 
 
 class Revoked:
-    """The revoked tasks of a broker, in one bounded key. It has no expiry, or it may be evicted."""
+    """The revoked tasks of a broker, in one bounded key.
+
+    The key has no expiry, because a server may evict keys that have one.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -81,5 +84,5 @@ def ids_in(arguments: Arguments) -> list[str]:
 
 def revoke(queues: Queues, ids: list[str]) -> None:
     """Remember these tasks as revoked, and take those that are delayed out of the backlog."""
-    Revoked(queues).remember(ids)  # first, so that workers know of tasks that become ready now
+    Revoked(queues).remember(ids)  # first, so that workers refuse what becomes ready meanwhile
     Moves(queues).cancel_ids(ids, None)

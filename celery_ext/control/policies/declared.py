@@ -139,7 +139,7 @@ def _records(queues: Queues, names: Sequence[str]) -> list[PolicyRecord]:
 def change_declared(
     queues: Queues, queue: str, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Replace the declared policies of a queue by `change` of them, and notify its consumers."""
+    """Replace the declared policies of a queue by what `change` returns; notify its consumers."""
     store, by = queues.store, caller()[:TEXT_SIZE]
     for shard in store.shards.all(queue):
         while True:

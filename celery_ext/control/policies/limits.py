@@ -50,7 +50,7 @@ class KeyInfo:
 
 @dataclass(frozen=True)
 class LimitInfo:
-    """A limit of a queue: its capacity for each key, and what is in use and waits over all keys.
+    """A limit of a queue: its capacity for each key, its use and waiting messages over all keys.
 
     `keys` is the number of keys that are in use or waited for, or None if it has no keys.
     `declared` is False for a limit that the app does not know, so that its capacity is unknown.
@@ -86,7 +86,7 @@ class LimitInfo:
 
 @dataclass(frozen=True)
 class WaitInfo:
-    """How many messages wait for a limit, of a key if it has some, or without a limit for turns."""
+    """How many messages wait for a limit, or one of its keys; without a limit, for their turn."""
 
     limit: str | None
     key: str | None
@@ -154,7 +154,7 @@ def limit(delayed: Queues, usage: GateUsage, name: str) -> LimitInfo | None:
 
 
 def names_of(usage: GateUsage, name: str) -> list[str]:
-    """The names in lanes of a limit, and of those that it consists of."""
+    """The names that lanes use for a limit, and for the limits that it consists of."""
     declared = _declared(usage, name)
     return [declared.known_as, *_share_names(declared)]
 
