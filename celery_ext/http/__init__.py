@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Api", "HttpOptions", "SignatureError", "sign", "verify"]
 
-# Workers import this package for HTTP jobs: no web framework there.
+# Workers import this package for HTTP jobs, and need no web framework: names are loaded lazily.
 __getattr__ = names_of(
     __name__,
     {

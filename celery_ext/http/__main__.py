@@ -1,4 +1,4 @@
-"""`python -m celery_ext.http`: HTTP jobs without a project, one command for all of it."""
+"""`python -m celery_ext.http`: HTTP jobs without a project, with one command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .serving.command import run, serve_options
 from .serving.standalone import BROKER, OPTIONS, make_app
 from .serving.worker_process import WorkerProcess
 
-#: The secrets that callbacks are signed with: they belong in no list of processes.
+#: The variable with the secrets that sign callbacks: an option would show in the process list.
 SECRETS = "DELAYED_CALLBACK_SECRETS"
 
 logger = get_logger(__name__)
@@ -60,7 +60,8 @@ def main(broker: str, concurrency: int, allow: tuple[str, ...], **given: Any) ->
         app = make_app(broker, options)
         environment = {BROKER: broker, OPTIONS: json.dumps(options)}
         worker = WorkerProcess(environment, concurrency) if concurrency else nullcontext()
-        # Uvicorn hands on what has ended it, which would leave the worker behind.
+        # Uvicorn sends the signal that ended it again, which would end this process and leave the
+        # worker behind.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         with worker:
             run(app, jobs_only=True, **given)

@@ -60,7 +60,7 @@ OPERATIONS: list[Operation] = [
     *delayedqueue.operations,
 ]
 
-#: What a request is counted as whose client has broken off; nginx has this number for it.
+#: The status that is counted for a request whose client disconnected, as in nginx.
 BROKEN_OFF = 499
 
 
@@ -102,7 +102,7 @@ class Api:
             exception_handlers=_HANDLERS,
             lifespan=self._lifespan,
         )
-        # A redirect would name http:// to who has come by TLS, which a proxy ends.
+        # Behind a proxy that terminates TLS, a redirect would send a client of https to http://.
         inner.router.redirect_slashes = False
         self.middleware = Middleware(inner, self.service, site, limits, needs_token, hosts)
         self._document = lru_cache(maxsize=8)(lambda root: json.dumps(document(OPERATIONS, root)))
@@ -130,10 +130,10 @@ class Api:
 
 def _route(service: Service, operation: Operation) -> Route:
     path = operation.path
-    for name in ("key", "name", "tenant"):  # others choose them, and they may have slashes
+    for name in ("key", "name", "tenant"):  # users choose these, and they may have slashes
         path = path.replace(f"{{{name}}}", f"{{{name}:path}}")
     made = Route(path, endpoint(service, operation), methods=[operation.method])
-    # Starlette's `$` lets a name go without the line feed at its end, to what another name means.
+    # Starlette's `$` ignores a line feed at the end, so that a name would be taken for another one.
     made.path_regex = re.compile(made.path_regex.pattern.removesuffix("$") + r"\Z")
     if operation.method == "GET" and made.methods is not None:
         made.methods.discard("HEAD")
@@ -155,9 +155,10 @@ async def _not_routed(request: Request, error: Any) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """All methods of a path: the router names only those of its first route.
+    """All methods of a path; the router reports only those of its first route.
 
-    A name may have slashes, so that its route meets longer paths as well.
+    A name may have slashes, so its route also matches longer paths. Only the matching routes with
+    the most slashes count.
     """
     from starlette.routing import Match
 
@@ -170,7 +171,7 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _broken_off(request: Request, error: Exception) -> Response:
-    """The client has gone while it sent its body: nobody reads this, but it is counted."""
+    """The client disconnected while sending its body. Nobody reads this answer; it is counted."""
     return Response(status_code=BROKEN_OFF)
 
 

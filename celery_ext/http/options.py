@@ -1,4 +1,4 @@
-"""What can be set of the HTTP API and of HTTP jobs: one home per option."""
+"""The options of the HTTP API and of HTTP jobs; each is defined only here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from celery import Celery
 
 from ..app.settings import option, parse
 
-#: Where an app's configuration has them.
+#: The setting of an app that has the options.
 SETTING = "delayed_http"
 
-#: What to do for HTTP jobs.
+#: How to enable HTTP jobs.
 HOW = f'set `{SETTING} = {{"callbacks": True}}` for servers and workers'
 
 

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 has them: what is wrong, with which field."""
+"""Errors in the format of RFC 9457: what is wrong, and with which field."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..errors import BROKER_FAILS, QueryError
 
 MEDIA_TYPE = "application/problem+json"
 
-#: Characters of what somebody sent that are shown in a problem.
+#: How many characters of a client's input a problem shows.
 SHOWN = 200
 
 
 class Problem(HTTPException):
-    """An answer that is an error. `errors` are fields with what is wrong about each."""
+    """An error answer. `errors` has each wrong field with what is wrong with it."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Problem(HTTPException):
 
     @classmethod
     def of_field(cls, field: str, detail: str, status: int = 422) -> Problem:
-        """One field is wrong."""
+        """A problem with one field."""
         return cls(status, f"{field}: {detail}", errors=[(field, detail)])
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,17 +50,17 @@ class Problem(HTTPException):
 
 
 def busy(detail: str, status: int = 503, seconds: int = 1) -> Problem:
-    """It may be tried again in a while."""
+    """A problem that asks the client to try again after some seconds."""
     return Problem(status, detail, headers={"Retry-After": str(seconds)})
 
 
 def refused(reason: str) -> Problem:
-    """A task that Celery or the broker did not take."""
+    """The problem of a task that Celery or the broker did not accept."""
     return Problem(422, f"the task cannot be sent: {reason}"[:400])
 
 
 def problem_of(error: Exception) -> Problem:
-    """What an error means for who asks."""
+    """The problem that a client gets for an error."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, QueryError):

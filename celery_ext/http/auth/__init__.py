@@ -1,1 +1,1 @@
-"""Who calls: tokens, sessions, and how often they may."""
+"""Identifies callers: tokens, sessions, and rate limits."""

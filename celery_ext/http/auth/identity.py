@@ -1,10 +1,10 @@
-"""Who asks, and what that may do."""
+"""The identity of a caller, and what it may do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Each may what its name says; admin may everything.
+#: Each allows what its name says; `admin` allows everything.
 SCOPES = ("read", "schedule", "admin")
 
 
@@ -21,25 +21,25 @@ class Identity:
         return scope in self.scopes or "admin" in self.scopes
 
     def require(self, scope: str) -> None:
-        """Raises a Problem where it has not."""
+        """Raises a Problem if it does not have the scope."""
         if not self.has(scope):
             raise _forbidden(f"this token does not have the scope {scope}")
 
     def require_whole(self) -> None:
-        """Raises a Problem for what tells of all tenants to one that is bound to some."""
+        """Check access to what covers all tenants. Raises a Problem if it is restricted to some."""
         if self.tenants:
             raise _forbidden("this token is restricted to tenants, and this covers all tenants")
 
     def sees_queue(self, queue: str) -> bool:
-        """Whether a queue is its."""
+        """Whether it may see a queue."""
         return not self.queues or queue in self.queues
 
     def sees(self, queue: str, tenant: str | None) -> bool:
-        """Whether a task of a queue and a tenant is its."""
+        """Whether it may see a task of a queue and a tenant."""
         return self.sees_queue(queue) and (not self.tenants or tenant in self.tenants)
 
     def tenant_for(self, given: str | None) -> str | None:
-        """The tenant of a new task. Raises a Problem for another one's."""
+        """The tenant of a new task. Raises a Problem for a tenant that it may not use."""
         if not self.tenants:
             return given
         if given is None and len(self.tenants) == 1:
@@ -49,18 +49,18 @@ class Identity:
         return given
 
     def check_tenant(self, tenant: str) -> None:
-        """Raises a Problem for a tenant that is not its."""
+        """Raises a Problem for a tenant that it may not see."""
         if self.tenants and tenant not in self.tenants:
             raise _forbidden("this token is restricted to other tenants", "tenant")
 
     def check_queue(self, queue: str) -> None:
-        """Raises a Problem for a queue that is not its."""
+        """Raises a Problem for a queue that it may not see."""
         if not self.sees_queue(queue):
             raise _forbidden("this token is restricted to other queues", "queue")
 
 
 def _forbidden(detail: str, field: str = "") -> Exception:
-    from ..problems import Problem  # who only makes tokens needs no web framework
+    from ..problems import Problem  # creating tokens needs no web framework
 
     return Problem.of_field(field, detail, 403) if field else Problem(403, detail)
 

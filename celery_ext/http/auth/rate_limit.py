@@ -1,4 +1,4 @@
-"""How often somebody may ask, in one process."""
+"""Limits how often a caller may send requests, in one process."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from kombu.utils.functional import LRUCache
 
 from ..problems import busy
 
-#: How often an address may give wrong tokens where no rate is set.
+#: How many wrong tokens an address may send per second if no rate is set.
 WRONG_TOKENS_PER_SECOND = 5.0
 
-#: Callers that are remembered.
+#: How many callers are remembered.
 REMEMBERED = 10_000
 
 
 class RateLimit:
-    """A bucket for each caller that holds two seconds' worth; 0 per second: no limit."""
+    """A bucket for each caller, which holds the requests of two seconds; 0 per second: no limit."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
@@ -25,7 +25,7 @@ class RateLimit:
         self._buckets: Any = LRUCache(REMEMBERED)
 
     def check(self, name: str) -> None:
-        """Raises a Problem where it is too often."""
+        """Count a request of a caller. Raises a Problem if there are too many."""
         if not self._per_second:
             return
         now = time.monotonic()

@@ -12,32 +12,32 @@ from kombu_delayed.store.keys import http_form, http_session
 
 from .tokens import Secrets, Token, Tokens, hash_of
 
-#: What its names begin with. Cookies know no ports, and one of `/` is sent to all paths below.
+#: The prefix of cookie names. Cookies ignore ports, and one of `/` is sent to all paths below it.
 COOKIE = "delayed_session_"
 
-#: How long a form is known that was sent.
+#: How long a submitted form is remembered.
 FORM_SECONDS = 3_600
 
 _FORM = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def cookie_name(host: str, root: str) -> str:
-    """That of the pages at a host (with its port) and a path where they are mounted."""
+    """The name for the pages at a host (with its port) and the path where they are mounted."""
     return COOKIE + sha256(f"{host.lower()}{root}".encode()).hexdigest()[:16]
 
 
 def new_secret() -> str:
-    """What a browser is known by; worth nothing before a login."""
+    """A secret that identifies a browser; it allows nothing before a login."""
     return secrets.token_urlsafe(32)
 
 
 def is_secret(text: str) -> bool:
-    """Whether it has the form of one."""
+    """Whether a text has the form of a secret."""
     return _FORM.fullmatch(text) is not None
 
 
 def csrf_of(secret: str) -> str:
-    """What forms must have: who does not know the secret cannot tell it."""
+    """The CSRF token that forms must have: it cannot be made without the secret."""
     return hmac.new(secret.encode(), b"forms of the pages", sha256).hexdigest()
 
 
@@ -51,7 +51,7 @@ class Sessions(Secrets):
         self._seconds = seconds
 
     def begin(self, token_text: str) -> tuple[str, Token] | None:
-        """A new secret for a token; None: it is worth nothing."""
+        """Log in with a token: returns a new secret, or None if the token is not valid."""
         token = self._tokens.look(token_text)
         if token is None:
             return None
@@ -60,12 +60,12 @@ class Sessions(Secrets):
         return secret, token
 
     def end(self, secret: str) -> None:
-        """Let a secret be worth nothing; other processes believe in it for a few seconds more."""
+        """Log out: invalidate a secret. Other processes accept it for a few more seconds."""
         self._delayed.store.run("DEL", self._key(secret))
         self._believe(secret, None)
 
     def take_form(self, id: str) -> bool:
-        """Whether a form was not sent before: twice would move tasks twice."""
+        """Whether a form is submitted for the first time: a second time would move tasks twice."""
         key = http_form(hash_of(id), self._delayed.store.keys("").prefix)
         return bool(self._delayed.store.run("SET", key, 1, "EX", FORM_SECONDS, "NX"))
 

@@ -1,4 +1,4 @@
-"""Tokens of the API: made and revoked at the command line, kept as hashes in Redis."""
+"""Tokens of the API: created and revoked on the command line, stored as hashes in Redis."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from kombu_delayed.store.keys import http_tokens
 
 from .identity import SCOPES, Identity
 
-#: So long a process believes what it knows of a token: a revoked one works for no longer.
+#: How long a process caches a token: a revoked one works no longer than this.
 BELIEVED_SECONDS = 5.0
 
-#: Tokens that a process remembers, wrong ones among them.
+#: How many tokens a process caches, including wrong ones.
 REMEMBERED = 10_000
 
 _FORM = re.compile(r"kd_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -35,7 +35,7 @@ _FORM = re.compile(r"kd_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 class Token:
     """A token without its secret; empty tenants and queues mean all. Times are s since the epoch.
 
-    `expires` is 0 for one that lasts.
+    `expires` is 0 for a token that does not expire.
     """
 
     id: str
@@ -61,18 +61,18 @@ class Token:
 
 
 class Secrets(ABC):
-    """Texts that stand for tokens; what was looked up is believed for a while."""
+    """Texts that stand for tokens. A token that was looked up is cached for a while."""
 
     def __init__(self) -> None:
         self._known: Any = LRUCache(REMEMBERED)
 
     def known(self, text: str) -> tuple[bool, Token | None]:
-        """Whether this process has looked at a text lately, and what it is worth."""
+        """Whether the token of a text is cached, and that token; None: it is not valid."""
         at, token = self._known.get(hash_of(text), (-BELIEVED_SECONDS, None))
         return time.monotonic() - at < BELIEVED_SECONDS, _valid(token)
 
     def look(self, text: str) -> Token | None:
-        """What a text is worth; None: nothing."""
+        """Look up the token of a text; None: it is not valid."""
         token = self._looked_up(text)
         self._believe(text, token)
         return _valid(token)
@@ -103,7 +103,7 @@ class Tokens(Secrets):
         queues: Iterable[str] = (),
         seconds: int = 0,
     ) -> tuple[Token, str]:
-        """A new token and its text, which is known to nobody else. Raises QueryError."""
+        """Create a token; returns it and its text, which is stored nowhere. Raises QueryError."""
         wanted = tuple(dict.fromkeys(scopes))
         if not wanted or not set(wanted) <= set(SCOPES):
             raise QueryError(f"scopes are some of {', '.join(SCOPES)}, not {', '.join(wanted)!r}")
@@ -124,16 +124,16 @@ class Tokens(Secrets):
         return token, f"kd_{token.id}_{secret}"
 
     def list(self) -> list[Token]:
-        """All of them, the oldest first."""
+        """All tokens, the oldest first."""
         found = pairs(self._delayed.store.run("HGETALL", self._key))
         return sorted((_read(raw)[0] for _, raw in found), key=lambda each: each.created)
 
     def revoke(self, id: str) -> bool:
-        """Let a token be worth nothing; True if there was one of this id."""
+        """Revoke a token; returns whether there was one with this id."""
         return bool(self._delayed.store.run("HDEL", self._key, id))
 
     def of_id(self, id: str) -> Token | None:
-        """The token with an id, for who has shown before that it is theirs."""
+        """The valid token with an id, whose text was checked before."""
         raw = self._delayed.store.run("HGET", self._key, id)
         return _valid(_read(raw)[0]) if raw else None
 
@@ -142,7 +142,7 @@ class Tokens(Secrets):
         if form is None:
             return None
         raw = self._delayed.store.run("HGET", self._key, form[1])
-        # Compared also where there is none, so that the time tells nothing.
+        # Compares even without a token, so that the time reveals nothing.
         token, kept = _read(raw) if raw else (None, hash_of(""))
         return token if hmac.compare_digest(kept, hash_of(form[2])) else None
 
@@ -152,7 +152,7 @@ def _valid(token: Token | None) -> Token | None:
 
 
 def hash_of(text: str) -> str:
-    """Secrets are 256 bits of chance: there is nothing to guess, and no need for a slow hash."""
+    """The hash of a secret. Secrets are 256 random bits, so they need no slow hash."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

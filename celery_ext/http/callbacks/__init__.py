@@ -1,1 +1,1 @@
-"""Jobs that are HTTP calls: what posts them, signs them, and guards the inner network."""
+"""HTTP jobs: posts callbacks, signs them, and keeps them out of the internal network."""

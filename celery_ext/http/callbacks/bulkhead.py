@@ -1,4 +1,4 @@
-"""Bulkheads between receivers: the places of a host, so that a slow one delays no other."""
+"""Bulkheads between receivers: a host has limited places, so that a slow one delays no other."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kombu_delayed.store.keys import http_host, http_host_timeouts, http_host_wo
 
 from ..options import HttpOptions
 
-#: From this number of timeouts in a row on, a host gets one callback at a time, until it answers
-#: or the last timeout is so long ago.
+#: After this many timeouts in a row, a host gets one callback at a time, until it answers or this
+#: many seconds have passed since the last timeout.
 TIMEOUTS, REMEMBERED_SECONDS = 3, 120
 
 #: How long other jobs for such a host wait, on average.
@@ -27,7 +27,8 @@ TIMES_OUT_SECONDS = 30.0
 #: How long a place is kept beyond the timeout of its callback, such as for DNS.
 SPARE_SECONDS = 30
 
-#: While no callback of a host has lasted longer, a job waits in its slot for a place, this long.
+#: How long a job waits for a place within its slot, as long as no callback to the host has lasted
+#: longer than that; and how often it looks again.
 QUICK_SECONDS, LOOK_AGAIN_SECONDS = 0.25, 0.02
 
 TAKEN, TIMES_OUT = 1, -1
@@ -35,7 +36,7 @@ TAKEN, TIMES_OUT = 1, -1
 
 @dataclass(frozen=True)
 class Busy:
-    """A host without a place, and for how long its oldest callback has lasted."""
+    """A host without a free place, and how long its oldest callback has lasted."""
 
     times_out: bool
     seconds: float
@@ -53,7 +54,7 @@ def longest_seconds(settings: HttpOptions) -> float:
 
 
 def pause_seconds(busy: Busy) -> float:
-    """How long a job waits that got no place: the longer, the longer the host has not answered."""
+    """How long a job without a place waits: longer if the host has not answered for longer."""
     pause = TIMES_OUT_SECONDS if busy.times_out else min(max(busy.seconds, 2.0), 10.0)
     return pause * random.uniform(0.5, 1.5)
 
@@ -75,12 +76,12 @@ class Place:
             "limit": settings.callback_per_host,
             "own_limit": host_limit(task, settings.callback_share),
             "tolerated": TIMEOUTS,
-            # The same for all jobs, so that a score says when a callback began.
+            # The same for all jobs, so that the scores show when callbacks began.
             "kept_ms": int((longest_seconds(settings) + SPARE_SECONDS) * 1000),
         }
 
     def take(self) -> Busy | None:
-        """None, or why there is no place."""
+        """Take a place. Returns None, or why there is none."""
         until = time.monotonic() + QUICK_SECONDS
         while (busy := self._try()) and not busy.times_out and busy.seconds <= QUICK_SECONDS:
             if time.monotonic() >= until:
@@ -94,7 +95,7 @@ class Place:
         return None if outcome == TAKEN else Busy(outcome == TIMES_OUT, oldest_ms / 1000)
 
     def vacate(self, timed_out: bool) -> None:
-        with suppress(*BROKER_FAILS):  # it is free again by itself, and the callback was made
+        with suppress(*BROKER_FAILS):  # the place expires, and the callback was made
             script("vacate")(
                 self._store.run,
                 **self._keys,

@@ -1,4 +1,4 @@
-"""Connections to the receivers of callbacks, which are kept open for the next jobs."""
+"""Connections to the receivers of callbacks, kept open for the next jobs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 
 from .ssrf_guard import Target
 
-#: So many idle connections a process keeps, of which so many to one receiver, for so long.
+#: How many idle connections a process keeps, how many of them to one receiver, and how long.
 MOST, OF_EACH, IDLE_SECONDS = 64, 8, 20.0
 
 
 class _Response(http.client.HTTPResponse):
-    """The final answer: what comes before it, as 103 Early Hints, is read and passed over."""
+    """The final answer: interim ones before it, such as 103 Early Hints, are skipped."""
 
     def _read_status(self) -> tuple[str, int, str]:
         while True:
@@ -32,7 +32,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class Connection(http.client.HTTPConnection):
-    """To one of the addresses that were checked, whatever DNS says by now."""
+    """A connection to one of the addresses that were checked, whatever DNS answers by now."""
 
     response_class = _Response
 
@@ -40,14 +40,14 @@ class Connection(http.client.HTTPConnection):
         super().__init__(target.host, target.port)
         self.target = target
         self.addresses: Sequence[Any] = ()
-        #: The address that it is connected to; None: it is not connected.
+        #: The address that it is connected to, or None.
         self.address: Any = None
         self.idle_since = self._until = 0.0
         self._is_cut = False
         self.default_port = 443 if target.scheme == "https" else 80
 
     def begin(self, addresses: Sequence[Any], until: float) -> None:
-        """Be ready for a request that ends at a time, to one of some addresses."""
+        """Prepare for a request to one of some addresses, which must end by `until`."""
         self.addresses, self._until, self._is_cut = addresses, until, False
         if self.sock is not None:
             self.sock.settimeout(self._left)
@@ -71,7 +71,7 @@ class Connection(http.client.HTTPConnection):
         raise error
 
     def _connect(self, to: tuple[Any, Any], addresses: int) -> None:
-        """An address that does not answer leaves the next ones their share of the time."""
+        """Connect to an address, in its share of the time: the next addresses need theirs."""
         family, address = to
         sock = self._use(socket.socket(family, socket.SOCK_STREAM))
         sock.settimeout(max(self._left / addresses, 0.001))
@@ -90,16 +90,16 @@ class Connection(http.client.HTTPConnection):
         return sock
 
     def cut(self) -> None:
-        """End whatever it waits for or begins, from another thread."""
+        """Abort what it waits for, or is about to begin, from another thread."""
         self._is_cut = True
         if self.sock is not None:
             with suppress(OSError):
-                # A TLS socket's own method would let what is being sent go out in the clear.
+                # The method of a TLS socket would let the rest of the request go out unencrypted.
                 socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is connected, not cut, and the receiver has neither closed it nor spoken."""
+        """Whether it is connected, not cut, and neither closed nor written to by the receiver."""
         if self.sock is None or self._is_cut:
             return False
         with suppress(OSError, ValueError):
@@ -109,7 +109,7 @@ class Connection(http.client.HTTPConnection):
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Reading the certificates takes longer than most callbacks."""
+    """The TLS context, cached: reading the certificates takes longer than most callbacks."""
     return ssl.create_default_context()
 
 
@@ -118,11 +118,11 @@ class Idle:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[Connection] = []  # the one that has been idle the longest in front
+        self._idle: list[Connection] = []  # the one that has been idle longest first
         self._pid = os.getpid()
 
     def take(self, target: Target, addresses: Sequence[Any]) -> Connection | None:
-        """A connection to a receiver, at one of the addresses that it has now."""
+        """Take an idle connection to one of a receiver's present addresses, if there is one."""
         with self._lock:
             self._drop_old()
             for each in reversed(self._idle):
@@ -136,7 +136,7 @@ class Idle:
         return None
 
     def give(self, connection: Connection) -> None:
-        """Keep a connection whose last answer was read to its end, or close it."""
+        """Keep a connection whose last answer was read to its end; close it if it is not usable."""
         if not connection.is_usable:
             connection.close()
             return
@@ -152,7 +152,7 @@ class Idle:
                 each.close()
 
     def _drop_old(self) -> None:
-        if self._pid != os.getpid():  # those of the parent are in use there
+        if self._pid != os.getpid():  # the parent uses its connections
             self._pid, self._idle = os.getpid(), []
         oldest = time.monotonic() - IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < oldest:
@@ -163,5 +163,5 @@ def _receiver(target: Target) -> tuple[str, str, int]:
     return target.scheme, target.host, target.port
 
 
-#: Those of this process.
+#: The idle connections of this process.
 idle = Idle()

@@ -1,4 +1,4 @@
-"""What the creator of an HTTP job may choose: its request, and when it is tried again."""
+"""The options that the creator of an HTTP job may choose: its request and its retries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from celery_ext.policies.retry.strategies import Backoff
 
 from .ssrf_guard import CallbackRefused
 
-#: The first wait before a job is tried again; each is twice the one before.
+#: The wait before the first retry of a job; it doubles with each retry.
 FIRST_SECONDS = 10
 
-#: Bounds of the headers of one request: their number, and the characters of all.
+#: The most headers of one request, and the most characters of all of them together.
 MOST_HEADERS, MOST_CHARACTERS = 50, 8_000
 
 #: Methods whose requests have no body.
 WITHOUT_BODY = ("GET", "DELETE")
 
-#: Headers that frame the request, or belong to the connection.
+#: Headers that frame the request or belong to the connection.
 DENIED = {
     *("connection", "content-encoding", "content-length", "expect", "host", "keep-alive"),
     *("proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"),
@@ -36,7 +36,7 @@ _VALUE = re.compile(r"[\x20-\x7e]{0,4000}")
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raises CallbackRefused for what a job may not send. Values may be secret: none is shown."""
+    """Raises CallbackRefused for a header that a job may not send. It shows no values: secrets."""
     seen: set[str] = set()
     for name, value in headers.items():
         plain = name.lower()
@@ -58,13 +58,13 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def backoff_seconds(retries: int) -> int:
-    """How long to wait after so many retries: 10, 20, 40 … s, a day at the most."""
+    """How long to wait after some number of retries: 10, 20, 40 … s, at most a day."""
     return min(FIRST_SECONDS * 2 ** min(retries, 20), 86_400)
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """As stored in a job, where only what was chosen is given; `backoff` as for `Backoff`."""
+    """A job's options. It stores only those that were chosen; `backoff` is as for `Backoff`."""
 
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -73,11 +73,11 @@ class JobOptions:
     failure_callback: str | None = None
 
     def seconds(self, default: float, longest: float) -> float:
-        """The timeout of its request."""
+        """The timeout of the job's request."""
         return default if self.timeout is None else min(self.timeout, longest)
 
     def pause_seconds(self, retries: int) -> float:
-        """How long to wait after so many retries."""
+        """How long to wait after some number of retries, in seconds."""
         if self.backoff is None:
             return backoff_seconds(retries)
         jitter = self.backoff.get("jitter", 0)
@@ -85,7 +85,7 @@ class JobOptions:
         return pause * random.uniform(1 - jitter, 1 + jitter)
 
     def with_headers(self, ours: Mapping[str, str]) -> dict[str, str]:
-        """Its headers, and those of ours that it does not replace. Raises CallbackRefused."""
+        """The job's headers, and those of `ours` that it does not set. Raises CallbackRefused."""
         check_headers(self.headers)
         own = {name.lower() for name in self.headers}
         return {**{name: ours[name] for name in ours if name.lower() not in own}, **self.headers}

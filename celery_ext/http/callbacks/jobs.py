@@ -29,47 +29,47 @@ from .post import TOO_MANY, Answer, CallbackFailed, post
 from .signature import sign, sign_webhook
 from .ssrf_guard import CallbackRefused, check_form, resolve
 
-#: What the task is called.
+#: The name of the task.
 JOB_TASK = "celery_ext.http.post"
 
-#: How often a receiver may say that it has too many requests, and how long it may have us wait.
+#: How often a receiver may answer that it has too many requests, and how long it may make us wait.
 POSTPONED_LIMIT, POSTPONED_SECONDS = 100, 86_400
 
-#: How long a job waits where Redis fails.
+#: How long a job waits if Redis fails, on average.
 FAILED_SECONDS = 10.0
 
-#: How long a worker keeps a job that it can only give back: not to get it again at once.
+#: How long a worker keeps a job that it must give back, so that it does not get it again at once.
 GIVE_BACK_SECONDS = 5.0
 
-#: A header of jobs whose receiver answers by status alone, and not as in the dialect "Later".
+#: The header of jobs whose receiver answers by status alone, unlike in the dialect "Later".
 BY_STATUS = "delayed_by_status"
 
-#: How often the callback is tried again that is told of a dead letter.
+#: How often a failure callback is retried.
 FAILURE_RETRIES = 5
 
-#: Which attempt a callback is, from 1 on.
+#: The header with the number of the attempt, from 1 on.
 ATTEMPT = "Delayed-Attempt"
 
 logger = get_task_logger(__name__)
 
 
 def register(app: Celery, slots: int = 0) -> None:
-    """Let an app send HTTP jobs, and run them in so many slots, if there are any; twice is safe."""
+    """Let an app send HTTP jobs, and run them in `slots` slots if these are not 0. Idempotent."""
     task = app.task(
         _run,
         name=JOB_TASK,
         bind=True,
         shared=False,
         acks_late=True,
-        # What goes wrong in a way that nobody has thought of is a dead letter, and not gone.
+        # A job that fails in an unforeseen way becomes a dead letter instead of being lost.
         acks_on_failure_or_timeout=False,
         reject_on_worker_lost=True,
         ignore_result=True,
         max_retries=None,
     )
     task.slots = slots or getattr(task, "slots", 0)
-    # Its own timeout ends it, and then it is retried as its creator has chosen. Who sends it names
-    # no limit, whatever that of the app is.
+    # A job ends by its own timeout, and is then retried as its creator has chosen. Processes that
+    # only send jobs set no limit, whatever the limit of the app is.
     app.finalize()
     task.time_limit = task.soft_time_limit = OWN_LIMIT_SECONDS if task.slots else None
 
@@ -79,7 +79,7 @@ def is_job(info: TaskInfo) -> bool:
 
 
 def job_of(app: Celery, info: TaskInfo) -> dict[str, Any]:
-    """What an HTTP job was given; empty where it cannot be read."""
+    """The arguments of an HTTP job; empty if they cannot be read."""
     body = read_body(app, info)
     found = body[1] if body else None
     return dict(found) if isinstance(found, dict) else {}
@@ -118,7 +118,7 @@ def _run(
 
 
 def _is_followed(task: Task) -> bool:
-    """Whether a worker has died between sending what follows this attempt and acknowledging it."""
+    """Whether a worker died between sending the next attempt and acknowledging this one."""
     delivery = task.request.delivery_info or {}
     if not delivery.get("redelivered"):
         return False
@@ -130,7 +130,7 @@ def _is_followed(task: Task) -> bool:
 
 
 def _waiting(task: Task, queue: str) -> Iterator[TaskInfo]:
-    """What has the id of a job and is delayed, or ready in a list that is not long."""
+    """The tasks with the id of a job that are delayed, or ready in a list that is not long."""
     store, id = own_broker(task.app).store, task.request.id
     shards = store.shards.nearest(queue, id)
     for shard in shards:
@@ -140,7 +140,7 @@ def _waiting(task: Task, queue: str) -> Iterator[TaskInfo]:
 
 
 def _follows(task: Task, info: TaskInfo) -> bool:
-    """Whether it is a later attempt of the same job, and not another job with its id."""
+    """Whether a task is a later attempt of the same job, and not another job with its id."""
     request = task.request
     if not is_job(info) or _unpostponed(job_of(task.app, info)) != _unpostponed(request.kwargs):
         return False
@@ -158,7 +158,7 @@ def _unpostponed(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _post_in_place(
     task: Task, chosen: JobOptions, topic: str, callback: str, content: Any
 ) -> Answer | Busy:
-    """The answer, or why there is no place at the host."""
+    """Call the callback; returns the answer, or why the host has no free place."""
     settings, id = HttpOptions.of(task.app), task.request.id
     seconds = chosen.seconds(settings.callback_seconds, settings.callback_longest_seconds)
     target = check_form(callback, settings.callback_allow)
@@ -197,7 +197,7 @@ def _post_in_place(
 
 
 def _again(task: Task, chosen: JobOptions, retry: int, error: Exception) -> None:
-    """Raises what lets the job be tried again later, or makes it dead."""
+    """Raises the exception that retries the job later, or makes it a dead letter."""
     done = task.request.retries
     if done >= retry:
         failed = f"{done + 1} attempts failed, the last one" if done else "its only attempt failed"
@@ -212,7 +212,7 @@ def _again(task: Task, chosen: JobOptions, retry: int, error: Exception) -> None
 
 
 def _postpone(task: Task, seconds: float, postponed: int) -> None:
-    """Raises what ends this attempt, after another has been scheduled that is not a retry."""
+    """Schedule another attempt that does not count as a retry, and raise what ends this one."""
     request = task.request
     _send(
         task,
@@ -225,7 +225,7 @@ def _postpone(task: Task, seconds: float, postponed: int) -> None:
 
 
 def _send(task: Task, kwargs: dict[str, Any], **options: Any) -> None:
-    """Send a job that follows this one; raises what gives this one back where that fails."""
+    """Send a job that follows this one. If that fails, raises what gives this one back."""
     request = task.request
     try:
         task.signature_from_request(request, request.args, kwargs, **options).apply_async()
@@ -242,7 +242,7 @@ def _given_back(task: Task, error: object) -> Reject:
 
 
 def _dead(task: Task, chosen: JobOptions, reason: str) -> Reject:
-    """What makes the job a dead letter, after its failure callback has been sent."""
+    """Send the failure callback; returns the exception that makes the job a dead letter."""
     request = task.request
     logger.warning("An HTTP job becomes a dead letter: %s", reason)
     if chosen.failure_callback is not None:

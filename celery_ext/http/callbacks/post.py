@@ -1,4 +1,4 @@
-"""Posts to a URL: no redirects, bounded in time and size, to the address that was checked."""
+"""Posts to a URL at the address that was checked, without redirects, in bounded time and size."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from .ssrf_guard import Target
 
 SUCCESS, TOO_MANY = 100, 101
 
-#: With Retry-After, these statuses ask to be called later.
+#: Statuses that, with Retry-After, ask for a call later.
 BUSY = (429, 503)
 
 
-#: How a connection ends that its receiver has closed while it was idle.
+#: The errors of a connection that its receiver closed while it was idle.
 CLOSED = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 
-#: What is left of an answer is read to keep its connection, if it is so short and comes so soon.
+#: The most that is left of an answer, and the longest it may take, for it to be read to its end in
+#: order to keep the connection.
 LITTLE_BYTES, LITTLE_SECONDS = 65_536, 0.25
 
 
 class CallbackFailed(Exception):
-    """No answer, or not the one that means success."""
+    """There is no answer, or it does not mean success."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a receiver has said. `retry_after` is in seconds, None where it named none."""
+    """The answer of a receiver. `retry_after` is in seconds; None: it gave none."""
 
     code: int
     retry_after: float | None = None
@@ -54,14 +55,14 @@ def post(
 ) -> Answer:
     """Send a body, if there is one, and read the answer. Raises CallbackFailed.
 
-    `by_status`: any status 2xx means success, and the body of the answer nothing.
+    `by_status`: any status 2xx means success, and the body of the answer is ignored.
     """
     until = time.monotonic() + seconds
     addresses = [*addresses]
     kept = idle.take(target, addresses)
     connection = kept or Connection(target)
     connection.begin(addresses, until)
-    # A time-out of a socket begins anew with each byte.
+    # The timeout of a socket begins again with each byte.
     timer = threading.Timer(seconds, connection.cut)
     timer.daemon = True
     timer.start()
@@ -74,7 +75,7 @@ def post(
         reason = f"no answer within {seconds:g} s" if late else f"{type(error).__name__}: {error}"
         raise CallbackFailed(printable(reason[:200])) from None
     else:
-        is_late = time.monotonic() >= until  # what was cut off looks like an end
+        is_late = time.monotonic() >= until  # an answer that was cut off looks complete
         _keep(connection, response)
     finally:
         timer.cancel()
@@ -108,13 +109,13 @@ def _answered(
 
 
 def _keep(connection: Connection, response: http.client.HTTPResponse) -> None:
-    """Keep a connection for the next callback, where little or nothing of its answer is left."""
+    """Keep a connection for the next callback if little or nothing of its answer is unread."""
     with suppress(OSError, http.client.HTTPException, ValueError):
         left = response.length
         if left is not None and left <= LITTLE_BYTES and connection.sock is not None:
             connection.sock.settimeout(LITTLE_SECONDS)
             response.read()
-    is_final = response.status >= 200  # behind 101 another protocol begins
+    is_final = response.status >= 200  # after a 101 another protocol begins
     if is_final and response.isclosed() and not response.will_close:
         idle.give(connection)
     else:
@@ -136,7 +137,7 @@ def _code(raw: bytes) -> int:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Seconds, or a date; None for what is neither."""
+    """Read seconds, or a date, as seconds from now; None if it is neither."""
     from email.utils import parsedate_to_datetime
 
     with suppress(ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Signs callbacks, so that who gets one knows that it is ours, and fresh."""
+"""Signs callbacks, so that receivers can check their origin and age."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import suppress
 TIMESTAMP, SIGNATURE = "Delayed-Timestamp", "Delayed-Signature"
 
 
-#: What secrets in base64 begin with, as Standard Webhooks has them.
+#: The prefix of secrets in base64, as in Standard Webhooks.
 WHSEC = "whsec_"
 
 
@@ -43,7 +43,7 @@ def sign_webhook(
 def _webhook_signature(secret: str, content: bytes) -> str:
     key = secret.encode()
     if secret.startswith(WHSEC):
-        with suppress(ValueError):  # a text that only looks like one
+        with suppress(ValueError):  # a text that only looks like such a secret
             key = b64decode(secret.removeprefix(WHSEC), validate=True)
     return "v1," + b64encode(hmac.digest(key, content, "sha256")).decode()
 

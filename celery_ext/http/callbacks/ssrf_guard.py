@@ -1,4 +1,4 @@
-"""Keeps callbacks out of the inner network: what a URL may be, and where it may lead."""
+"""Keeps callbacks out of the internal network: which URLs and addresses they may call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from celery.utils.log import get_task_logger
 
 logger = get_task_logger(__name__)
 
-#: Of IPv4: private, loopback, link-local, shared, reserved, for documentation and for groups; and
-#: an address of a cloud's own that looks public.
+#: IPv4 addresses that are private, loopback, link-local, shared, reserved, multicast or for
+#: documentation, and a cloud's internal address that looks public.
 _DENIED_V4 = [
     ipaddress.IPv4Network(each)
     for each in [
@@ -41,7 +41,7 @@ _DENIED_V4 = [
 
 _GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 
-#: Of the global ones: tunnels that end at an IPv4 address, and those for documentation.
+#: Global IPv6 addresses that are for tunnels to an IPv4 address, or for documentation.
 _DENIED_V6 = [
     ipaddress.IPv6Network(each)
     for each in [
@@ -52,7 +52,7 @@ _DENIED_V6 = [
     ]
 ]
 
-#: An IPv6 address whose interface is an IPv4 address (ISATAP).
+#: Marks an IPv6 address whose interface is an IPv4 address (ISATAP).
 _ISATAP = (0x00005EFE, 0x02005EFE)
 
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
@@ -62,12 +62,12 @@ Resolve = Callable[..., Sequence[Any]]
 
 
 class CallbackRefused(ValueError):
-    """A callback may not go there."""
+    """A callback is not allowed."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A URL in its parts; `host` is as DNS, a certificate and the header have it."""
+    """The parts of a URL; `host` has the form for DNS, certificates and the Host header."""
 
     scheme: str
     host: str
@@ -76,7 +76,7 @@ class Target:
 
 
 def split(url: str) -> Target:
-    """Read a URL. Raises CallbackRefused for what two programs could read in two ways."""
+    """Parse a URL. Raises CallbackRefused for one that programs could read differently."""
     if re.search(r"[\x00-\x20\x7f\\]", url) or not url.isprintable():
         raise CallbackRefused("it has spaces, control characters or backslashes")
     try:
@@ -102,7 +102,7 @@ def _host(given: str) -> str:
             return str(ipaddress.IPv6Address(given))
         host = given.encode("idna").decode().lower()
         if _NAME.fullmatch(host):
-            # Other forms of a number, such as 0x7f.1, are read differently by different programs.
+            # Programs read other forms of a number, such as 0x7f.1, differently.
             is_number = _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2])
             return str(ipaddress.IPv4Address(host)) if is_number else host
     except ValueError:
@@ -111,13 +111,13 @@ def _host(given: str) -> str:
 
 
 def is_allowed(target: Target, allow: Iterable[str]) -> bool:
-    """Whether the operator has named the host."""
+    """Whether the operator has allowed the host by name."""
     names = (target.host.rstrip("."), f"{target.host.rstrip('.')}:{target.port}")
     return any(fnmatchcase(name, pattern.lower()) for pattern in allow for name in names)
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the internet's, and leads to no other by itself."""
+    """Whether an address is on the public internet, and does not embed another address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -130,7 +130,7 @@ def is_public(address: str) -> bool:
 
 
 def check_form(url: str, allow: Iterable[str] = ()) -> Target:
-    """What can be said without asking DNS. Raises CallbackRefused."""
+    """Check a URL without DNS. Raises CallbackRefused."""
     target = split(url)
     if not is_allowed(target, allow) and _is_address(target.host) and not is_public(target.host):
         raise CallbackRefused(f"{target.host} is not a public address: {_how(target)}")
@@ -152,10 +152,10 @@ def _is_address(host: str) -> bool:
 def resolve(
     target: Target, allow: Iterable[str] = (), getaddrinfo: Resolve = socket.getaddrinfo
 ) -> list[tuple[Any, Any]]:
-    """The addresses to connect to, each as (family, address), asked for once.
+    """Ask DNS once for the addresses to connect to, each as (family, address).
 
-    Raises CallbackRefused where any of them is not public and the host is not allowed by name, and
-    OSError where there is none.
+    Raises CallbackRefused if one of them is not public and the host is not allowed by name, and
+    OSError if there is none.
     """
     try:
         found = getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
@@ -165,7 +165,7 @@ def resolve(
     if not is_allowed(target, allow):
         for _, address in addresses:
             if not is_public(str(address[0])):
-                # Who sent the job need not learn the addresses of the inner network.
+                # Only logged: the job's creator must not learn addresses of the internal network.
                 logger.warning("%s leads to %s, which is not public", target.host, address[0])
                 leads = f"{target.host} leads to an address that is not public"
                 raise CallbackRefused(f"{leads}: {_how(target)}")

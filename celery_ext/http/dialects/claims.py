@@ -24,25 +24,25 @@ from ..service.service import Service
 from .scores import GATE, score_in, ticket_of
 from .topics import owner_of
 
-#: Tasks that one call brings to the gate, and that one call reads to give them tickets.
+#: How many tasks one call brings to the gate, and how many one call reads to give them tickets.
 BRING, READ = 2_000, 250
 
-#: For so long a claim sorts. What is left is not in order with the rest until the next claim.
+#: How long a claim sorts. Tasks that are left are out of order until the next claim.
 SORT_SECONDS = 5.0
 
 
 def new_name() -> str:
-    """The name of a consumer: see `HTTP_CONSUMER`."""
+    """A new name for a consumer: see `HTTP_CONSUMER`."""
     return f"http:{os.getpid()}:{secrets.token_hex(16)}"
 
 
 def begin_lease(store: Store, shard: str, consumer: str, lease_ms: int) -> None:
-    """Let somebody be a consumer, who takes nothing yet; or for longer."""
+    """Begin or extend the lease of a consumer, without claiming anything."""
     store.deliver(shard, consumer, 0, 1, lease_ms=lease_ms, waits=False, promotions=0)
 
 
 class Claim:
-    """A consumer of one shard, for one answer. Who has taken nothing leaves at the end."""
+    """A consumer of one shard, for one answer. It leaves at the end if it has claimed nothing."""
 
     def __init__(self, service: Service, shard: str, lease_ms: int) -> None:
         self._app, self._store = service.app, service.delayed.store
@@ -50,7 +50,7 @@ class Claim:
         self._name, self._tag, self._has_some = new_name(), 1, False
 
     def __enter__(self) -> Claim:
-        # Not by the gated call, which would keep servers of version 0.1 from polling.
+        # Not with a gated call, which would keep servers of version 0.1 from polling.
         begin_lease(self._store, self._shard, self._name, self._lease_ms)
         return self
 
@@ -60,12 +60,12 @@ class Claim:
 
     @staticmethod
     def is_unsorted(store: Store, shard: str) -> bool:
-        """Whether something is due or ready that does not wait at the gate."""
+        """Whether a due or ready task does not wait at the gate."""
         size = store.size(shard)
         return bool(size.ready) or size.due > store.run("ZCARD", store.keys(shard).waiting)
 
     def take(self, most: int) -> list[tuple[TaskInfo, str]]:
-        """The next tasks, each with what acks it."""
+        """Claim the next tasks, each with the text that acknowledges it."""
         got = self._deliver(most)
         if got.more and self.is_unsorted(self._store, self._shard):
             self._put_back(got.records)
@@ -74,7 +74,7 @@ class Claim:
         return self._opened(got)
 
     def sort(self) -> None:
-        """Bring all that is due to the gate; what is another topic's goes to the queue of that."""
+        """Bring all due tasks to the gate; tasks of another topic move to that topic's queue."""
         until = monotonic() + SORT_SECONDS
         while monotonic() < until and self.is_unsorted(self._store, self._shard):
             got = self._deliver(0)
@@ -96,13 +96,13 @@ class Claim:
             waits=False,
             **given,
         )
-        if got is None:  # its lease was too short for this
+        if got is None:  # its lease has expired meanwhile
             return Delivered(0, 0, False, 0, [])
         self._tag += len(got.records)
         return got
 
     def _tagged(self, records: Sequence[bytes]) -> list[tuple[int, bytes]]:
-        """Records of the last call, with their tags."""
+        """The records of the last call, with their tags."""
         return [*enumerate(records, self._tag - len(records))]
 
     def _put_back(self, records: Sequence[bytes]) -> None:
@@ -129,7 +129,7 @@ class Claim:
         return sorted(found, key=lambda each: score_in(job_of(self._app, each[0])))
 
     def _info(self, tag: int, record: bytes) -> TaskInfo | None:
-        """A task that was claimed; None: it could not be read, and is buried."""
+        """A task that was claimed; None: it could not be read, and was buried."""
         record = self._store.readable(self._shard, record)
         try:
             envelope = open_envelope(record[1:], tag)
@@ -142,9 +142,9 @@ class Claim:
         return replace(info, member=envelope.id)
 
     def _has_moved(self, tag: int, info: TaskInfo) -> bool:
-        """Whether it was another topic's, by the names of version 0.1, and is in that one's queue.
+        """Move a task that belongs to another topic, by the names of version 0.1, to its queue.
 
-        A process that dies in between leaves two copies.
+        Returns whether it was moved. A process that dies in between leaves two copies.
         """
         job = job_of(self._app, info)
         owner = owner_of(self._queue, job)

@@ -34,13 +34,13 @@ from .topics import Index, Topic, owner_of, topic_in
 
 PATH = "/v1/delayedqueue"
 
-#: What such a task is called in its message: nothing that a Celery worker runs.
+#: The name of these tasks in their messages: no Celery worker runs it.
 PULL_TASK = "celery_ext.http.pull"
 
-#: How often a long poll looks, and how long it waits at the most.
+#: How often a long poll looks for tasks, and how long it waits at most.
 INTERVAL_SECONDS, LONGEST_WAIT = 0.25, timedelta(seconds=60)
 
-#: How often a task is created again that others create, or a consumer takes, at the same time.
+#: Attempts to create a task while others create it, or a consumer takes it, at the same time.
 TRIES = 3
 
 operations = Operations("delayedqueue", PATH, read=read_any, problems=(404, 409, 422))
@@ -51,7 +51,7 @@ def _index(call: Call) -> Index:
 
 
 def _queues(call: Call, topics: Iterable[Topic]) -> Iterator[tuple[Topic, str]]:
-    """Where tasks of some topics may be, as far as it is the caller's."""
+    """The queues where tasks of some topics may be, except those that the caller may not see."""
     for topic in topics:
         for queue in topic.queues:
             if call.identity.sees_queue(queue):
@@ -61,7 +61,10 @@ def _queues(call: Call, topics: Iterable[Topic]) -> Iterator[tuple[Topic, str]]:
 def _delayed(
     call: Call, id: str, topics: Iterable[Topic]
 ) -> Iterator[tuple[Topic, str, list[TaskInfo]]]:
-    """The delayed tasks with an id, by shard. A queue may also hold other tasks of Celery."""
+    """The delayed tasks of some topics with an id, by shard.
+
+    A queue may also hold other tasks of Celery, which are left out.
+    """
     for topic, queue in _queues(call, topics):
         for shard, infos in delayed_infos(call.service, call.identity, id, queue).items():
             if mine := [info for info in infos if _is_of(call, info, topic)]:
@@ -86,14 +89,15 @@ async def queued_put(call: Call) -> Any:
             return {"id": task.id}
         if not await call.service.writer.send_once(new.row, store):
             return Json({"id": task.id}, 201)
-        # It was made by this request before, or it is another one, which may have been taken.
+        # An earlier copy of this request has created it, or another request has, and a consumer
+        # may have taken it.
         if await call.run(new.change, store) or await call.run(store.forget, topic.queue):
             return {"id": task.id}
     raise Problem(409, "other clients keep creating and cancelling the task")
 
 
 class _New:
-    """A task that is to be there once."""
+    """A task that is to be created once."""
 
     def __init__(self, call: Call, task: QueuedTask, topic: Topic) -> None:
         self._call, self._task, self._topic = call, task, topic
@@ -102,7 +106,7 @@ class _New:
         self._delay_seconds = span_of(task.delay).total_seconds()
 
     def begin(self) -> ScoredStore:
-        """Remember its topic. Raises a Problem while it is delayed in another one."""
+        """Remember the task's topic. Raises a Problem while it is delayed in another topic."""
         task, service = self._task, self._call.service
         index = _index(self._call)
         before = index.find(task.namespace, task.id)
@@ -119,7 +123,7 @@ class _New:
         return store
 
     def change(self, store: ScoredStore) -> bool:
-        """Make a task that is delayed as this one is; False: there is none."""
+        """Change the delayed task to match this one; returns False if none is delayed."""
         for _, _, infos in _delayed(self._call, self._task.id, [self._topic]):
             if infos[0].headers.get(HEADER) == self._digest:
                 return True
@@ -152,7 +156,7 @@ def _another_topic() -> Problem:
 
 
 def _priority(score: int) -> int:
-    """For servers of version 0.1, which know no other scores."""
+    """The score as a priority, for servers of version 0.1, which know no other scores."""
     return min(max(score, 0), 255)
 
 
@@ -218,7 +222,7 @@ def queued_delete(call: Call) -> dict[str, str]:
 @operations.add("GET", "/status", "read", QueuedState, query=StatusQuery)
 async def queued_status(call: Call) -> Any:
     """A task; the fields may be in the body as well."""
-    # Its documentation has the fields in the body of a GET.
+    # The documentation of this dialect has the fields in the body of a GET.
     raw = await call.request.body()
     given = parsed(raw) if raw.strip() else call.query.model_dump(exclude_none=True)
     return await call.run(_status, call, validated(QueuedId, given))
@@ -231,7 +235,7 @@ def _status(call: Call, given: QueuedId) -> dict[str, Any]:
         return _state(call, infos[0], given.namespace, "waiting" if is_due else "scheduled")
     for _, queue in _queues(call, topics):
         found = find(call.service, call.identity, given.id, queue)
-        if found and found["status"] != "scheduled":  # else it is another namespace's
+        if found and found["status"] != "scheduled":  # else it belongs to another namespace
             return {"id": given.id, "namespace": given.namespace, "status": found["status"]}
     raise Problem(404, "there is no such task")
 

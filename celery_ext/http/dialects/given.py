@@ -1,4 +1,4 @@
-"""What clients of the dialects send: JSON as Go programs write it."""
+"""The input of the dialects' clients: JSON as Go programs write it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LENGTH = re.compile(rf"\+?(?:{_PART.pattern})+")
 
 
 def _read_length(value: Any) -> Any:
-    """Go's lengths of time in seconds, all others as they are. Raises ValueError for neither."""
+    """Convert a length of time of Go to seconds; others stay. Raises ValueError for neither."""
     if isinstance(value, str) and _LENGTH.fullmatch(value):
         value = sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(value))
     if isinstance(value, (str, int, float)):
@@ -36,13 +36,13 @@ _LENGTH_SCHEMA: dict[str, Any] = {
     ]
 }
 
-#: As `Span`, and as Go writes its durations: `1h0m0.5s`, `250µs`.
+#: A `Span`, or a duration as Go writes it: `1h0m0.5s`, `250µs`.
 Length = Annotated[
     float | str, BeforeValidator(_read_length), Field(json_schema_extra=_LENGTH_SCHEMA)
 ]
 
 
-#: The largest number that is taken for text, and the fields that take it.
+#: The largest number that is accepted as text, and the types of the fields that accept one.
 MOST = 2**63
 _TEXTS = (str, str | None)
 
@@ -58,12 +58,12 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
-#: Whole numbers are not true or false.
+#: Refuses true and false for whole numbers.
 NO_TRUTH = BeforeValidator(_no_truth)
 
 
 def _with_numbers(schema: dict[str, Any]) -> None:
-    """Say that numbers are taken for text."""
+    """State in a schema that text fields also accept numbers."""
     for name, each in schema.get("properties", {}).items():
         if each.get("type") == "string":
             told = {key: each[key] for key in ("title", "description", "default") if key in each}
@@ -73,7 +73,7 @@ def _with_numbers(schema: dict[str, Any]) -> None:
 
 
 class Given(BaseModel):
-    """Clients may send more than is read, numbers for text, and names in any case, as to Go."""
+    """Ignores unknown fields, and accepts numbers for text and names in any case, as Go does."""
 
     model_config = ConfigDict(json_schema_extra=_with_numbers)
 

@@ -18,12 +18,12 @@ from ..callbacks.jobs import is_job, job_of
 from ..problems import Problem, busy
 from .given import NO_TRUTH, Given
 
-#: As many as its `int` may have on any machine; less than 0 is none, as there.
+#: The most that the `int` of Later has on any machine. Less than 0 means none, as in Later.
 MOST_RETRIES = 2**31 - 1
 
 
 class LaterTask(Given):
-    """A job; `delay` is in seconds. Clients may send more than is read."""
+    """A job; `delay` is in seconds. Unknown fields are ignored."""
 
     topic: str = Field(min_length=1, max_length=300)
     delay: Annotated[int, Field(ge=0, le=30_000_000_000), NO_TRUTH] = 0
@@ -33,7 +33,7 @@ class LaterTask(Given):
 
 
 class LaterId(Given):
-    """Which job is meant."""
+    """The id of a job."""
 
     id: str = Field(min_length=1, max_length=300)
 
@@ -52,7 +52,7 @@ class LaterState(BaseModel):
 
 
 class LaterCreated(BaseModel):
-    """The id of a job that Redis has."""
+    """The id of a stored job."""
 
     id: str
 
@@ -69,7 +69,7 @@ async def _read(request: Request, model: type[BaseModel]) -> Any:
 
 
 def _as_400(problem: Problem) -> Problem:
-    """The dialect knows 400 for what is wrong with a request."""
+    """Turn a problem of a request into a 400, the status that the dialect has for it."""
     status = 400 if problem.status_code in (409, 422) else problem.status_code
     return Problem(status, problem.detail, errors=problem.errors, headers=problem.headers)
 
@@ -110,7 +110,7 @@ def later_delete(call: Call) -> dict[str, str]:
 def _ready(call: Call, id: str) -> list[ReadyTask]:
     try:
         return [task for task in ready_of(call.service, call.identity, [id]) if is_job(task.info)]
-    except Problem as problem:  # too many to look for one
+    except Problem as problem:  # too many are ready to look for one
         raise busy(problem.detail) from None
 
 

@@ -1,4 +1,4 @@
-"""Tasks that a program gets over HTTP: claimed for a time, and acked."""
+"""Hands out tasks over HTTP: a program claims them for a time, and acknowledges them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from ..service.service import Service
 from .claims import Claim, begin_lease, new_name
 from .topics import PREFIX, QUOTED_PREFIX, Topic
 
-#: How often who waits says so, how long that holds, and for how long a claim sorts for others.
+#: How often a waiting program renews its lease, how long that lease lasts, and how long the lease
+#: lasts that sorts the tasks of an old queue.
 TELL_SECONDS, WAITING_MS, SORTING_MS = 4.0, 15_000, 60_000
 
 
 class Held(NamedTuple):
-    """A task that was handed out: of which shard, to which consumer, under which tag."""
+    """A task that was handed out: its shard, its consumer and its tag."""
 
     shard: str
     consumer: str
@@ -42,7 +43,7 @@ class Held(NamedTuple):
 
 
 def read_ack(text: str) -> Held:
-    """What `claim` gave, and nothing of a worker's. Raises a Problem."""
+    """Read a text that `claim` gave. Raises a Problem for any other, such as a worker's task."""
     try:
         held = Held(*cursors.read(text, str, str, int))
     except Problem:
@@ -59,9 +60,9 @@ def read_ack(text: str) -> Held:
 def claim(
     service: Service, topics: Sequence[Topic], most: int, lease_ms: int
 ) -> list[tuple[TaskInfo, str]]:
-    """Tasks that are due, each with what acks it, from the first topic that has some.
+    """Claim due tasks, each with the text that acknowledges it, from the first topic that has some.
 
-    The lowest score of a topic goes first, then what was due first.
+    The lowest score of a topic goes first, then the task that was due first.
     """
     store = service.delayed.store
     for topic in topics:
@@ -80,7 +81,7 @@ def claim(
 
 
 class Waiting:
-    """Tells metrics that a program waits for tasks of some topics."""
+    """Shows in the metrics that a program waits for tasks of some topics."""
 
     def __init__(self, service: Service, topics: Iterable[Topic]) -> None:
         self._store = service.delayed.store
@@ -90,11 +91,11 @@ class Waiting:
 
     @property
     def is_told(self) -> bool:
-        """Whether it has to be ended."""
+        """Whether `end` must be called."""
         return self._told_at > -inf
 
     def tell(self) -> None:
-        """It waits, and goes on for a while."""
+        """Show that the program waits, for a while."""
         if monotonic() - self._told_at < TELL_SECONDS:
             return
         self._told_at = monotonic()
@@ -102,7 +103,7 @@ class Waiting:
             begin_lease(self._store, shard, self._name, WAITING_MS)
 
     def end(self) -> None:
-        """It has its answer."""
+        """Show that the program waits no longer: it has its answer."""
         for shard in self._shards():
             self._store.leases.leave(shard, self._name)
 
@@ -111,17 +112,17 @@ class Waiting:
 
 
 class Ended(NamedTuple):
-    """A worker's lease that has ended by the server's clock, and was not renewed since."""
+    """A worker's lease that has expired by the server's clock, and was not renewed since."""
 
     end: bytes
-    #: For how long it was watched: between two looks half a lease at the most.
+    #: How long it was watched; the time between two looks counts as half a lease at most.
     watched_seconds: float
     looked_at: float
     #: How far the server's clock was ahead of ours.
     ahead_seconds: float
 
 
-#: By shard and worker. Its end alone says nothing: the clock may have been set.
+#: Expired leases, by shard and worker. The end alone proves nothing: the clock may have been set.
 _ended: dict[tuple[str, str], Ended] = {}
 
 
@@ -137,7 +138,10 @@ def _reclaim(store: Store, shard: str) -> None:
 
 
 def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -> int | None:
-    """When the lease of a worker ended that was watched for a whole one; None: it may live."""
+    """When the lease of a worker expired, if it was then watched for the length of a lease.
+
+    0: it has no lease. None: the worker may be alive.
+    """
     now, end = monotonic(), store.run("ZSCORE", store.keys(shard).consumers, name)
     known = _ended.get((shard, name))
     if end is None or float(end) == 0:
@@ -146,7 +150,7 @@ def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -
     tolerance = max(CLOCK_TOLERANCE_SECONDS, seconds * CLOCK_TOLERANCE)
     if known is None or known.end != end or abs(ahead - known.ahead_seconds) > tolerance:
         known = Ended(end, 0.0, now, ahead)
-    # Nobody may have reached the server between two looks: a long gap says little of the worker.
+    # Between two looks nobody may have reached the server: a long gap says little about the worker.
     watched = known.watched_seconds + min(now - known.looked_at, seconds * LONGEST_SILENCE)
     _ended[shard, name] = known._replace(watched_seconds=watched, looked_at=now)
     if watched < seconds:
@@ -156,7 +160,7 @@ def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -
 
 
 def ack(service: Service, held: Iterable[Held]) -> int:
-    """Forget tasks for good; returns how many were still held."""
+    """Acknowledge tasks; returns how many of them were still held."""
     store, count = service.delayed.store, 0
     for shard, consumer, tag in held:
         unacked = store.keys(shard).unacked(consumer)

@@ -1,4 +1,4 @@
-"""What the dialect `delayedqueue` takes and gives."""
+"""Requests and answers of the dialect `delayedqueue`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QueuedId(Given):
 
 
 class StatusQuery(Given):
-    """The same, where the body does not name it."""
+    """The id and the namespace of a task, if the body does not name it."""
 
     id: Id | None = None
     namespace: Name = "default"
@@ -46,7 +46,7 @@ class _WithPayload(QueuedId):
 class QueuedTask(_WithPayload):
     """A task; the smaller its score, the more urgent. A payload is any JSON.
 
-    Consumers subscribe to the topic that its field `topics` names, or to `default`.
+    Consumers subscribe to the topic that the payload's field `topics` names, or to `default`.
     """
 
     delay: Length = "0s"
@@ -55,14 +55,14 @@ class QueuedTask(_WithPayload):
 
 
 class QueuedChange(_WithPayload):
-    """What is to be another one; what is left out stays."""
+    """The new values of a task; values that are left out stay."""
 
     delay: Length | None = None
     score: Score | None = None
 
 
 class QueuedState(BaseModel):
-    """A task and how far it is; `delay` is what is left of it."""
+    """A task and its status; `delay` is the time that is left."""
 
     id: str
     namespace: str
@@ -73,7 +73,7 @@ class QueuedState(BaseModel):
 
 
 class PollQuery(Given):
-    """Which topics, separated by commas; how long to wait, and how long a task is the caller's."""
+    """The topics, separated by commas, how long to wait, and how long the caller keeps a task."""
 
     namespace: Name = "default"
     topics: Name = "default"
@@ -83,24 +83,24 @@ class PollQuery(Given):
 
 
 class PolledTask(QueuedState):
-    """A task that is the caller's until its lease ends; `ack` says that it is done."""
+    """A task that belongs to the caller until its lease expires; `ack` acknowledges it."""
 
     ack: str
 
 
 class Polled(BaseModel):
-    """Tasks that are due; none: the time is over."""
+    """Tasks that are due; empty if the waiting time is over."""
 
     tasks: list[PolledTask]
 
 
 class Acks(Given):
-    """What `poll` gave."""
+    """The `ack` texts that `poll` gave."""
 
     acks: list[str] = Field(min_length=1, max_length=100)
 
 
 class Acked(BaseModel):
-    """How many were still the caller's."""
+    """How many tasks still belonged to the caller."""
 
     acked: int

@@ -1,7 +1,7 @@
 """The order of polled tasks: by score, then by due time, exactly.
 
-A task has its score in a ticket, so that the scripts sort what is due at the gate of its queue. One
-without a ticket (of version 0.1, or changed since) is read once, and gets it then.
+A task has its score in a ticket, so that the scripts sort due tasks at the gate of their queue. A
+task without a ticket (of version 0.1, or changed since) is read once and then gets one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from kombu_delayed.store.calls.scripts import Call
 
 from ..service.create_once import OnceStore
 
-#: Scores are on both sides of 0. Redis sorts by floats, which are exact up to here.
+#: Scores are from -LIMIT to LIMIT. Redis sorts by floats, which are exact up to here.
 LIMIT = 2**51
 
-#: Tickets of this form. No consumer declares it: servers of version 0.1 may poll as well.
+#: The gate of these tickets. No consumer declares it, so that servers of version 0.1 may poll, too.
 GATE = Gate("http-score")
 
 
 def ticket_of(id: str, score: int) -> str:
-    """What lets a task wait for its turn."""
+    """The ticket with which a task waits for its turn."""
     return Ticket(rank=score).text(GATE.version, id)
 
 
@@ -34,12 +34,12 @@ def score_in(job: dict[str, Any]) -> int:
 
 
 class ScoredStore(OnceStore):
-    """Takes a task once, with its ticket."""
+    """Accepts a task once, and gives it its ticket."""
 
     score = 0
 
     def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
-        """As of any store, with tickets."""
+        """As in any store, with tickets."""
         return super().schedule_call(queue, [*map(self._with_ticket, entries)], expires_ms)
 
     def _with_ticket(self, entry: Entry) -> Entry:

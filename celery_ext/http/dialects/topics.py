@@ -10,7 +10,7 @@ from kombu_delayed.store.store import Store
 
 from ..service.create_once import KEPT_SECONDS
 
-#: What the queues begin with. The second one is for namespaces with dots, which are quoted there.
+#: Prefixes of the queues. The second one is for namespaces with dots, which are quoted in it.
 PREFIX, QUOTED_PREFIX = "http.", "http:"
 
 
@@ -22,7 +22,7 @@ class Topic(NamedTuple):
 
     @property
     def queue(self) -> str:
-        """Its queue, which no other topic has, and had none of version 0.1."""
+        """The topic's queue, which no other topic has or had in version 0.1."""
         if "." not in self.namespace:
             return f"{PREFIX}{self.namespace}.{self.name}"
         quoted = self.namespace.replace("%", "%25").replace(".", "%2E")
@@ -30,17 +30,17 @@ class Topic(NamedTuple):
 
     @property
     def old_queue(self) -> str | None:
-        """The queue of version 0.1, if it was another: others may have tasks there, too."""
+        """The queue in version 0.1 if it was another one. Other topics may use it, too."""
         return f"{PREFIX}{self.namespace}.{self.name}" if "." in self.namespace else None
 
     @property
     def queues(self) -> list[str]:
-        """All of its queues, the present one first."""
+        """All queues of the topic, the present one first."""
         return [self.queue] if self.old_queue is None else [self.queue, self.old_queue]
 
 
 def topic_in(payload: Any) -> str:
-    """The topic that a payload names, in any case, as Go reads it."""
+    """The topic that a payload names, or `default`. Like Go, it accepts the field in any case."""
     if isinstance(payload, Mapping):
         for name in ("topics", *payload):
             if name.lower() == "topics" and name in payload:
@@ -55,7 +55,7 @@ def _name(topic: Any) -> str:
 
 
 def owner_of(queue: str, job: Mapping[str, Any]) -> Topic | None:
-    """Whose a task in a queue is; None: it was not sent through the dialect, or changed since."""
+    """The topic of a task in a queue; None: not sent through the dialect, or changed since."""
     if "payload" not in job:
         return None
     try:
@@ -80,17 +80,17 @@ class Index:
         return http_task(namespace, id, self._prefix)
 
     def note(self, namespace: str, id: str, topic: str, delay_seconds: float) -> None:
-        """Remember a task, an hour longer than its queue does."""
+        """Remember the topic of a task, an hour longer than its queue remembers the id."""
         seconds = int(delay_seconds) + KEPT_SECONDS + 3_600
         self._run("SET", self._key(namespace, id), topic, "EX", seconds)
 
     def find(self, namespace: str, id: str) -> Topic | None:
-        """The topic that a task was sent to."""
+        """The topic that a task was sent to; None: unknown."""
         found = self._run("GET", self._key(namespace, id))
         return None if found is None else Topic(namespace, found.decode(errors="replace"))
 
     def topics(self, namespace: str, id: str) -> list[Topic]:
-        """Where a task may be: in one topic, or in those that version 0.1 has used."""
+        """The topics that may have a task: the known one, or all that version 0.1 has used."""
         if (known := self.find(namespace, id)) is not None:
             return [known]
         found = self._run("SMEMBERS", http_topics(namespace, self._prefix))

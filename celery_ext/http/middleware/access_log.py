@@ -1,4 +1,4 @@
-"""What a server tells of each request: never a token, a query or a body."""
+"""What a server logs about each request: never a token, a query or a body."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from starlette.types import Scope
 audit = logging.getLogger("celery_ext.http.audit")
 access = logging.getLogger("celery_ext.http.access")
 
-#: Characters of a path that are told.
+#: How many characters of a path are logged.
 SHOWN = 200
 
-#: How a log is written.
+#: Formats of the logs.
 FORMATS = ("text", "json")
 
 
 def tell(scope: Scope, status: int, seconds: float) -> None:
-    """Tell of a request, where somebody wants to know."""
+    """Log a request: in the audit log if it is an action or was denied, and in the access log."""
     action, target = scope.get("delayed.audit", ("", ""))
     if action or status in (401, 403):
         request = f"{scope['method']} {scope['path'][:SHOWN]}"
@@ -44,7 +44,7 @@ def _who(scope: Scope) -> dict[str, Any]:
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object a line: time, level, logger, and what a record tells."""
+    """One JSON object per line: time, level, logger, and the record's fields or message."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, timezone.utc)
@@ -61,9 +61,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def show_logs(form: str, *, requests: bool) -> None:
-    """Write logs to standard error; in JSON all of them, as text only where nobody else does.
+    """Write logs to standard error: all in JSON, or those without a handler as text.
 
-    With `requests` each request is told of, not only what changes something or was refused.
+    With `requests` each request is logged, not only those that change something or are refused.
     """
     audit.setLevel(logging.INFO)
     access.setLevel(logging.INFO if requests else logging.WARNING)

@@ -1,4 +1,4 @@
-"""What every request passes: who asks, how much, how fast; and what every answer has."""
+"""Checks of every request: identity, size and speed; and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ..problems import Problem, answer, problem_of
 from ..service.service import Service
 from . import access_log
 
-#: So long a body that is too large is read, for its sender to see the answer.
+#: How long a body that is too large is read, so that its sender sees the answer.
 DRAIN_SECONDS = 2.0
 
-#: Without a token: they tell nothing of tasks.
+#: Paths that need no token: they reveal nothing about tasks.
 OPEN_PATHS = frozenset({"/docs", "/docs.js", "/openapi.json", "/healthz"})
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
-#: What browsers call the page that makes a request, where it is not one of ours.
+#: What browsers send in Sec-Fetch-Site for requests from pages of other sites.
 _OTHER_SITES = frozenset({"cross-site", "same-site"})
 
-#: What proxies tell of whom they speak for.
+#: Headers that proxies add to requests.
 _FORWARDED = frozenset({b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host"})
 
-#: Methods that are counted by name, and what others and unknown paths are counted as.
+#: Methods that are counted by name, and the name for other methods and unknown paths.
 METHODS = frozenset({*_SAFE, "POST", "PUT", "PATCH", "DELETE"})
 OTHER = "other"
 
@@ -53,9 +53,9 @@ _HEADERS = [
 
 
 class Middleware:
-    """An ASGI application around the API. `hosts` are the names it answers to; none: any.
+    """An ASGI application around the API. `hosts` are the host names that it serves; empty: any.
 
-    `limits` are those of requests and of wrong tokens.
+    `limits` are the rate limits of requests and of wrong tokens.
     """
 
     def __init__(
@@ -115,7 +115,10 @@ class Middleware:
         return options.bulk_bytes if path == "/v1/bulk" else options.body_bytes
 
     def _check_origin(self, method: str, path: str, headers: dict[bytes, str]) -> None:
-        """A browser that shows another site's page must not be its hand."""
+        """Raises a Problem for a request to another host, and for one of another site's page.
+
+        Without tokens, a server that has a list of hosts refuses requests through a proxy, too.
+        """
         host = headers.get(b"host", "")
         if self._hosts and _name(host) not in self._hosts and path != "/healthz":
             raise Problem(421, f"this server does not serve the host {host[:100]!r}")
@@ -128,7 +131,7 @@ class Middleware:
             raise Problem(403, "requests from pages of another site are rejected")
 
     async def _identity(self, scope: Scope, headers: dict[bytes, str]) -> Identity:
-        """Who asks, as it is known now. Raises a Problem for who may not."""
+        """The present identity of the caller. Raises a Problem if access is denied."""
         path = _path(scope)
         kind, _, text = headers.get(b"authorization", "").partition(" ")
         if not kind and self._site.owns(path) and not self._site.is_open(path):
@@ -154,13 +157,13 @@ def _unknown(detail: str) -> Problem:
 
 
 def _path(scope: Scope) -> str:
-    """The path below where the application is mounted."""
+    """The path relative to where the application is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root) else path
 
 
 def _site_of(origin: str) -> str | None:
-    """Host and port of an origin; None for what is none."""
+    """Host and port of an origin; None if it is not an origin."""
     try:
         return urlsplit(origin).netloc or None
     except ValueError:
@@ -173,7 +176,7 @@ def _name(host: str) -> str:
 
 
 class _Seen:
-    """Sends, with the headers that every answer has, and knows what was said."""
+    """Sends an answer with the headers that every answer has, and remembers its status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -212,9 +215,9 @@ class _Body:
         raise Problem(408, "the body arrives too slowly", headers={"Connection": "close"})
 
     async def refuse(self, drain: bool = True) -> None:
-        """Raise a Problem, when the sender has had a chance to end if we are to `drain`.
+        """Raise a Problem; with `drain`, first give the sender time to send the rest.
 
-        One who waits for `100 Continue` would be told to go on by the first look at the body.
+        Do not drain for a sender that waits for `100 Continue`: reading would tell it to go on.
         """
         with anyio.move_on_after(DRAIN_SECONDS):
             while drain and not self._is_read:

@@ -1,1 +1,1 @@
-"""What all requests of a server share."""
+"""The objects that all requests of a server share."""

@@ -1,4 +1,4 @@
-"""What was read a moment ago, for all who look at the same."""
+"""Caches readings for a moment, for all requests that need the same ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kombu.utils.functional import LRUCache
 
 T = TypeVar("T")
 
-#: Readings that are kept.
+#: How many readings are cached.
 KEPT = 1_000
 
-#: What takes long to read is kept for so many times as long, but no longer than this many seconds.
+#: A slow reading is cached for 20 times as long as it took, but for at most this many seconds.
 SHARE, LONGEST = 20, 60.0
 
 
@@ -29,16 +29,16 @@ class _Reading:
 
 
 class Cache:
-    """Readings by their keys. Threads that want the same one wait for one of them to read it."""
+    """Readings by key. If several threads want the same one, one reads it and the others wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._readings: Any = LRUCache(KEPT)
 
     def get(self, key: Hashable, seconds: float, read: Callable[[], T]) -> T:
-        """A reading that is no older than so many seconds, or 20 times what it takes.
+        """Return a reading that is at most `seconds` old, or 20 times as old as it took to read.
 
-        That is a minute at most: Redis may have stood still meanwhile.
+        The latter is a minute at most: a reading may be slow only because Redis stood still.
         """
         reading = self._of(key)
         with reading.lock:
@@ -51,7 +51,7 @@ class Cache:
             return value
 
     def forget(self) -> None:
-        """Read anew what does not last: something was changed."""
+        """Drop all readings after a change, except those that are cached for ever."""
         with self._lock:
             for key in [key for key, each in self._readings.items() if not each.lasts]:
                 del self._readings[key]

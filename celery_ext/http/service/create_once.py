@@ -1,4 +1,4 @@
-"""A task that is created once under its id, however often it is asked for."""
+"""Creates a task once under its id, however often it is requested."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from kombu_delayed.store.store import Store
 
 from ..auth.identity import Identity
 
-#: How long after its due time an id is remembered.
+#: How long an id is remembered after its due time.
 KEPT_SECONDS = 86_400
 
-#: The header of a task that was created by a request with an id: the request's digest.
+#: The header of a task that was created under an id: the digest of the request.
 HEADER = "delayed_request"
 
 
 def digest_of(given: Mapping[str, Any]) -> str:
-    """What tells a request from others, also one with text that is no UTF-8."""
+    """A digest that identifies a request, even one with text that is not valid UTF-8."""
     return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def ledger(id: str, tenant: str | None) -> str:
-    """What the ledger of a tenant's id is called among those of jobs."""
+    """The name of the ledger of an id, which may be a tenant's, among the ledgers of jobs."""
     return f"http:{id}" if tenant is None else f"http:{id}\x1f{tenant}"
 
 
 class OnceStore(Store):
-    """A store that takes an id once, for as long as its ledger is kept.
+    """A store that accepts an id once, for as long as its ledger is kept.
 
-    The ledger says of which requests, by their digests, the task was made.
+    The ledger has the digests of the requests that created the task or changed it.
     """
 
     def __init__(
@@ -50,21 +50,21 @@ class OnceStore(Store):
         self._run_name = f"\x1f{digest}"
 
     def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:
-        """As of any store; what schedules does it for what was not there before."""
+        """As in any store, but scheduling skips messages whose ids are in the ledger."""
         if name != "schedule":
             return super().call(name, queue, owner, **given)
         given |= {"run": self._run_name, "attempt": "", "ledger_seconds": self._seconds}
         return super().call("schedule_once", queue, self._ledger, **given)
 
     def note_change(self, queue: str) -> None:
-        """The task that is there was changed to be as this request says."""
+        """Note in the ledger that the existing task was changed to match this request."""
         for shard in self.shards.nearest(queue, self._id):
             name = self.keys(shard).job(self._ledger)
             if self.run("EXISTS", name):
                 self.run("HSET", name, self._run_name, 1)
 
     def forget(self, queue: str) -> bool:
-        """Let the id be taken again, unless the same request has made the task: whether it has."""
+        """Free the id, unless this very request has made the task; returns whether it has."""
         shards = self.shards.nearest(queue, self._id)
         found = [
             self.ask("forget_request", shard, self._ledger, run=self._run_name) for shard in shards
@@ -73,24 +73,27 @@ class OnceStore(Store):
 
 
 class OnceMoves(Moves):
-    """Moves that remember the ids of such tasks: until a day after a later due time, or no more."""
+    """Moves that also update how long the ids of tasks that were created once are remembered.
+
+    A later due time extends that until a day after it; cancelling frees the id.
+    """
 
     def cancel(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
-        """As for any task; the ids can be created again."""
+        """As for any task; the ids can then be used again."""
         return self._forget(super().cancel(shard, infos))
 
     def cancel_ready(self, tasks: Sequence[ReadyTask]) -> list[TaskInfo]:
-        """As for any task; the ids can be created again."""
+        """As for any task; the ids can then be used again."""
         return self._forget(super().cancel_ready(tasks))
 
     def reschedule(self, shard: str, infos: Sequence[TaskInfo], dues: Iterable[Due]) -> int:
-        """As for any task; the ids are remembered as long."""
+        """As for any task; the ids are remembered until a day after the new due times."""
         dues = [*dues]
         self._keep(zip(infos, dues, strict=True))
         return super().reschedule(shard, infos, dues)
 
     def postpone(self, task: ReadyTask, due: Due) -> bool:
-        """As for any task; its id is remembered as long."""
+        """As for any task; its id is remembered until a day after the new due time."""
         self._keep([(task.info, due)])
         return super().postpone(task, due)
 
@@ -101,9 +104,10 @@ class OnceMoves(Moves):
         headers: Mapping[str, Any] | None = None,
         **to: Any,
     ) -> bool:
-        """As `Delayed.change`, for a task that `identity` sees.
+        """As `Delayed.change`, for a task that `identity` may see.
 
-        It is no more as the request with its id has said, unless `headers` have another digest.
+        The task then no longer matches the request that created it, so the request's digest is
+        cleared, unless `headers` have another one.
         """
         if HEADER in info.headers:
             headers = {HEADER: "", **(headers or {})}
@@ -122,7 +126,7 @@ class OnceMoves(Moves):
         for info in cancelled:
             if HEADER in info.headers:
                 name = ledger(info.id, info.tenant)
-                # Where it was created, which is another queue if it was moved since.
+                # The ledger is where the task was created: in another queue if it was moved since.
                 _drop(store, store.shards.all(info.queue), name) or _drop(
                     store, self._queues.shards(None), name
                 )

@@ -1,4 +1,4 @@
-"""Lifecycle events as they happen, read once for all who listen to them."""
+"""Lifecycle events as they happen, read once for all listeners."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.store.store import Store
 
-#: How often the streams are looked at, and how many events are told at a time.
+#: How often the streams are read, and how many events are passed on at a time.
 INTERVAL_SECONDS, LOOK_SIZE = 0.5, 1_000
 
-#: Events that a listener may leave unread.
+#: How many events a listener may leave unread.
 MOST_UNREAD = 20_000
 
 #: The stream id of each shard up to which it was read.
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 
 class Listener:
-    """Gets the events of some shards that are `meant`, in the event loop of who makes it.
+    """Gets the events of some shards that `meant` accepts, in the event loop that created it.
 
-    Those with one `key` want the same shards.
+    Listeners with the same `key` want the same shards.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Listener:
         self.is_behind = False
 
     def tell(self, events: list[Event]) -> None:
-        """From any thread. Raises RuntimeError where its loop has ended."""
+        """Pass on events, from any thread. Raises RuntimeError if the event loop has ended."""
         self._loop.call_soon_threadsafe(self._add, events)
 
     def _add(self, events: list[Event]) -> None:
@@ -49,7 +49,7 @@ class Listener:
         self._has_some.set()
 
     async def next(self, seconds: float) -> list[Event]:
-        """What was not read yet; waits so long for some."""
+        """The unread events; waits up to `seconds` for some, and is empty if none came."""
         try:
             await asyncio.wait_for(self._has_some.wait(), seconds)
         except (TimeoutError, asyncio.TimeoutError):
@@ -60,7 +60,7 @@ class Listener:
 
 
 def next_of(entries: Iterator[list[Event]]) -> list[Event]:
-    """The next events, in whole entries; none: these were all."""
+    """The next events, in whole entries; empty if there are no more."""
     found = list[Event]()
     for entry in entries:
         found += entry
@@ -70,7 +70,7 @@ def next_of(entries: Iterator[list[Event]]) -> list[Event]:
 
 
 class Feed:
-    """One thread reads, as long as somebody listens."""
+    """Reads the events in one thread, as long as there are listeners."""
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
@@ -79,11 +79,11 @@ class Feed:
         self._positions: Positions = {}
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
-        #: Whether there are more events than were told.
+        #: Whether there may be more events to pass on.
         self._has_more = False
 
     def join(self, listener: Listener) -> Positions:
-        """Listen from now on; returns where each stream is now."""
+        """Listen from now on; returns the present position in each stream."""
         store = self._store()
         with self._lock:
             shards = [*listener.shards()]
@@ -99,8 +99,8 @@ class Feed:
             return {shard: self._positions[shard] for shard in shards}
 
     def leave(self, listener: Listener) -> None:
-        """Listen no longer. Does not wait for Redis."""
-        listener.meant = _nothing  # the thread takes it out of its list
+        """Stop listening. Does not wait for Redis."""
+        listener.meant = _nothing  # the thread then removes it from its list
 
     def close(self) -> None:
         """End the thread."""
@@ -132,7 +132,7 @@ class Feed:
     def _look(self) -> list[Event]:
         some = {each.key: each for each in self._listeners}.values()
         wanted = dict.fromkeys(shard for each in some for shard in each.shards())
-        # A queue that was not known before is new: all of its events are.
+        # A queue that was not known before is new, so all of its events are.
         positions = {shard: self._positions.get(shard, "0") for shard in wanted}
         found = next_of(streams.merged(self._store(), positions))
         self._has_more = len(found) >= LOOK_SIZE

@@ -1,4 +1,4 @@
-"""Places for requests that last: event streams, long polls, and searches."""
+"""Bounds the number of long requests: event streams, long polls, and searches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..problems import busy
 
 
 class Places:
-    """So many at a time; `what` they are called in errors.
+    """At most `most` requests at a time. Errors name them by `what`.
 
-    One token may have half of them, or half of `shared`.
+    One token may have half of these places, or half of `shared` if that is given.
     """
 
     def __init__(self, most: int, what: str, shared: int | None = None) -> None:
@@ -22,7 +22,7 @@ class Places:
         self.closed = False
 
     def begin(self, identity: Identity) -> None:
-        """Raises a Problem where there are too many, or this token has its half."""
+        """Take a place. Raises a Problem if all are taken, or if this token has its half."""
         if self.closed or self.taken.total() >= self._most:
             raise busy(f"too many {self._what} are open", 503, 5)
         if identity is not ANYBODY and 2 * self.taken[identity.name] >= self._shared:
@@ -31,7 +31,7 @@ class Places:
 
     @contextmanager
     def place(self, identity: Identity) -> Iterator[None]:
-        """Have one meanwhile. Raises as `begin`."""
+        """Hold a place within a block. Raises as `begin`."""
         self.begin(identity)
         try:
             yield
@@ -40,4 +40,4 @@ class Places:
 
     def end(self, identity: Identity) -> None:
         self.taken[identity.name] -= 1
-        self.taken += Counter()  # without those of no stream
+        self.taken += Counter()  # removes identities that have no place

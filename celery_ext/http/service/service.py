@@ -1,4 +1,4 @@
-"""What all requests of one process share."""
+"""The objects that all requests of one process share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .writer import Writer
 
 T = TypeVar("T")
 
-#: How long the names of the queues in the broker are believed, and for metrics.
+#: How long the names of the broker's queues are cached, and how long for metrics.
 NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
 
 
@@ -49,7 +49,7 @@ class Service:
         self._together = WeakKeyDictionary[Any, dict[Any, Together[Any]]]()
         self.writer = Writer(self.delayed, self.options.rows_waiting, self.options.answer_seconds)
         self.meter = measure()
-        #: What was read a moment ago, for all who ask for it.
+        #: Recent readings, shared by all requests.
         self.cache = Cache()
         self.gauges = registry_of(self.delayed, self._measured_queues)
         self.feed = Feed(lambda: self.delayed.store)
@@ -57,31 +57,31 @@ class Service:
         self.streams = Places(self.options.streams, "streams")
         self.polls = Places(self.options.polls, "long polls")
         self.searches = Places(threads + waiting, "searches", threads)
-        #: The names of the queues, which take long to find out among all keys.
+        #: The names of the queues, which are slow to find among all keys.
         self._names = Cache()
 
     def close(self) -> None:
-        """End: what was accepted is sent first."""
+        """Send the accepted tasks, then stop."""
         self.end_streams()
         self.writer.close()
         self.threads.close()
         self.delayed.close()
 
     def end_streams(self) -> None:
-        """Let streams end, which would go on for ever."""
+        """End the streams, which would otherwise never end."""
         self.closing = self.streams.closed = self.polls.closed = True
         self.feed.close()
 
     def check_broker(self) -> None:
-        """Raises what a call raises while the broker does not answer.
+        """Ask the broker for an answer; raises what the call raises if there is none.
 
-        Of a Cluster it asks the node with the tokens: without that one, nobody is let in.
+        In a Cluster it asks the node that has the tokens: without that node, no token is accepted.
         """
         store = self.delayed.store
         store.run("EXISTS", http_tokens(store.keys("").prefix))
 
     def together(self, function: Callable[[Service, Sequence[T]], Any]) -> Together[T]:
-        """What calls a function with the items of all requests that wait for it."""
+        """The object that calls a function with the items of all requests that wait for it."""
         made = self._together.setdefault(asyncio.get_running_loop(), {})
         if (found := made.get(function)) is None:
             found = Together(self.threads, partial(function, self), self.options.waiting)
@@ -91,11 +91,14 @@ class Service:
     # Queues.
 
     def own_queues(self) -> list[str]:
-        """The queues of the app, which are looked at first."""
+        """The queues of the app, which are searched first."""
         return list(self.app.amqp.queues)
 
     def queues(self, identity: Identity, queue: str | None = None) -> list[str]:
-        """The queues that are meant, and are the caller's; to be called in a thread."""
+        """The given queue, or all that the caller may see. It blocks: call it in a thread.
+
+        Raises a Problem if the caller may not see the given queue.
+        """
         if queue is not None:
             identity.check_queue(queue)
             return [queue]
@@ -136,7 +139,7 @@ class Service:
     # Streams.
 
     async def pause(self, seconds: float) -> bool:
-        """Wait; False: the server ends, and with it the stream."""
+        """Wait; returns False if the server is shutting down, so that the stream must end."""
         until = time.monotonic() + seconds
         while not self.closing and (left := until - time.monotonic()) > 0:
             await asyncio.sleep(min(left, 0.2))

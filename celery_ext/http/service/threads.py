@@ -1,4 +1,4 @@
-"""A bounded number of threads for calls that wait, and a bounded number of calls."""
+"""A bounded number of threads for blocking calls, and a bounded number of waiting calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Runs functions in threads, so that the event loop goes on meanwhile."""
+    """Runs functions in threads, so that they do not block the event loop."""
 
     def __init__(self, count: int, waiting: int, seconds: float) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="delayed-http")
@@ -22,7 +22,7 @@ class Threads:
         self._count = 0
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Its result. Raises a Problem where too many wait, or it takes too long."""
+        """Call a function in a thread. Raises a Problem if too many wait or it takes too long."""
         if self._count >= self._limit:
             raise busy("too many requests are waiting")
         try:
@@ -32,13 +32,13 @@ class Threads:
         self._count += 1
         future.add_done_callback(self._done)
         try:
-            # Shielded: what has begun goes on, and holds its place until then.
+            # Shielded: a call that has begun goes on, and counts until it ends.
             return await asyncio.wait_for(asyncio.shield(future), self.seconds)
         except (TimeoutError, asyncio.TimeoutError):
             raise self.too_late() from None
 
     def too_late(self) -> Problem:
-        """What a request is told that takes too long."""
+        """The problem of a request that takes too long."""
         return busy(f"the broker has not answered within {self.seconds:g} s", 503, 5)
 
     def _done(self, future: asyncio.Future[Any]) -> None:

@@ -1,4 +1,4 @@
-"""One call in a thread for many requests: those that come while one runs share the next."""
+"""One call in a thread for many requests: those that arrive while one runs share the next."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .threads import Threads
 
 T = TypeVar("T")
 
-#: So many requests share one call.
+#: How many requests may share one call.
 MOST = 50
 
 
 class Together(Generic[T]):
     """Calls a function in a thread with the items of many requests.
 
-    A thread, a round trip and the interpreter's lock cost as much for many as for one. Only one
-    call runs at a time, so that a lone request waits for nothing and a crowd shares.
+    A thread, a round trip and the interpreter's lock cost as much for many requests as for one.
+    Only one call runs at a time: a lone request does not wait, and many requests share a call.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Together(Generic[T]):
     async def run(self, item: T) -> None:
         """Wait until the function has been called with an item.
 
-        Raises what that raised, or a Problem if too many wait or the broker takes too long.
+        Raises what the function raised, or a Problem if too many wait or the broker is too slow.
         """
         if len(self._waiting) >= self._limit:
             raise busy("too many requests are waiting")
@@ -71,7 +71,7 @@ class Together(Generic[T]):
             if len(batch) == 1:
                 _end(batch[0][1], error)
                 return
-            for each in batch:  # one must not cost the others their answers
+            for each in batch:  # an error of one item must not fail the others
                 await self._call([each])
         else:
             for _, future in batch:

@@ -1,4 +1,4 @@
-"""Sends tasks from one thread; what comes while it is busy goes together with the next call."""
+"""Sends tasks from one thread; tasks that arrive while it is busy share the next call."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kombu_delayed.store.store import Store
 
 from ..problems import busy, refused
 
-#: Tasks in one call.
+#: How many tasks are sent in one call.
 BATCH = 1_000
 
-#: What was wrong with which row.
+#: Why rows were refused, by their numbers.
 Refusals = dict[int, str]
 
 
 @dataclass
 class _Order:
-    """Rows of one request, or something else that is to be sent by this thread."""
+    """The rows of one request, or another call for the writer's thread."""
 
     rows: Sequence[Any]
     call: Callable[[], Any] | None
@@ -35,7 +35,7 @@ class _Order:
 
 
 class Writer:
-    """Accepts rows of `schedule_many`; an answer comes when Redis has them."""
+    """Accepts rows for `schedule_many`, and answers when Redis has stored them."""
 
     def __init__(self, delayed: Delayed, limit: int, seconds: float) -> None:
         self._delayed = delayed
@@ -48,17 +48,17 @@ class Writer:
         self._templates: Templates = {}
 
     async def send(self, rows: Sequence[Any]) -> Refusals:
-        """Send rows; returns those that were refused. Raises a Problem where the broker fails."""
+        """Send rows; returns those that were refused. Raises a Problem if the broker fails."""
         refusals: Refusals = await self._put(rows, None)
         return refusals
 
     async def send_one(self, row: Any) -> None:
-        """Send a row. Raises a Problem where it is refused as well."""
+        """Send a row. Raises a Problem if it is refused or the broker fails."""
         for reason in (await self.send([row])).values():
             raise refused(reason)
 
     async def send_once(self, row: Any, store: Store) -> bool:
-        """Send a row to another store; returns whether it was there. Raises as `send_one`."""
+        """Send a row to another store; returns whether it existed. Raises as `send_one`."""
         report = await self._put([row], lambda: schedule_many(self._delayed, [row], store=store))
         for _, reason in report.refusals:
             raise refused(reason)
@@ -88,7 +88,7 @@ class Writer:
             raise problem from None
 
     def close(self) -> None:
-        """Send what has come, and accept no more."""
+        """Send the accepted rows, and accept no more."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -105,11 +105,11 @@ class Writer:
             for order, found in zip(orders, outcome, strict=True):
                 by_loop.setdefault(order.loop, []).append((order.future, found))
             for loop, done in by_loop.items():
-                with suppress(RuntimeError):  # it was closed: nobody waits there
+                with suppress(RuntimeError):  # the loop was closed: nobody waits there
                     loop.call_soon_threadsafe(_resolve, done)
 
     def _next(self) -> list[_Order]:
-        """Orders that go together; none: it was closed."""
+        """The next orders, to be sent together; empty if the writer was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._orders or self._closed)
             taken: list[_Order] = []

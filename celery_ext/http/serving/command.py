@@ -1,4 +1,4 @@
-"""What the commands share that serve the API: their options, and the run of the server."""
+"""Shared by the commands that serve the API: their options, and running the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _root_path(ctx: click.Context, parameter: click.Parameter, value: str) -> st
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-#: Where to listen, and to whom.
+#: The options of a server: where it listens, and who may call it.
 serve_options = all_of(
     click.option("--host", default="127.0.0.1", show_default=True),
     click.option("--port", type=click.IntRange(0, 65_535), default=8080, show_default=True),
@@ -71,7 +71,7 @@ def run(
     access_log: bool,
     jobs_only: bool = False,
 ) -> None:
-    """Serve until a signal. Raises ClickException for what the user can put right."""
+    """Serve until a signal. Raises ClickException for errors that the user can fix."""
     try:
         from ..app import Api
         from ..middleware.access_log import show_logs
@@ -92,7 +92,7 @@ def run(
     more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
     more |= {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "root_path": root_path}
     server = make_server(api, host, port, **more)
-    # No request is answered while garbage is looked for, so what stays need not be looked at.
+    # Collecting garbage blocks all requests, so it should skip the objects that stay.
     gc.collect()
     gc.freeze()
     server.run()

@@ -1,5 +1,5 @@
 "use strict";
-// Shows openapi.json. Text is always set as text: nothing of it is read as HTML.
+// Shows openapi.json. Text is always set as text and never parsed as HTML.
 function make(tag, text, ...children) {
   const made = document.createElement(tag);
   if (text) made.textContent = text.replaceAll("`", "");

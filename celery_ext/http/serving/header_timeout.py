@@ -1,4 +1,4 @@
-"""Connections that do not wait for ever for the head of a request."""
+"""Connections with a timeout for the head of a request."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-#: Bytes of a head: more is nothing that a client of this API sends.
+#: The most bytes of a head. No client of this API sends more.
 HEAD_BYTES = 65_536
 
 
 def header_timeout(seconds: float) -> type[asyncio.Protocol]:
-    """Uvicorn's protocol, with a time-out for the head of each request."""
+    """Uvicorn's protocol, with a timeout for the head of each request."""
     return type("Timed", (_HeaderTimeout,), {"_header_seconds": seconds})
 
 

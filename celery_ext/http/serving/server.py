@@ -1,4 +1,4 @@
-"""A server of its own for the API."""
+"""A standalone server for the API."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import uvicorn
 from ..app import Api
 from .header_timeout import header_timeout
 
-#: Names that a server on this machine alone answers to: a page of another site cannot use them.
+#: The host names that a local server serves: a page of another site cannot use them.
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
-#: So long requests may take when the server is told to end.
+#: How long running requests may take when the server shuts down.
 GRACE_SECONDS = 20
 
 
@@ -28,20 +28,20 @@ def is_loopback(host: str) -> bool:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, which also ends event streams when it is told to end."""
+    """The server of uvicorn, which also ends event streams when it shuts down."""
 
     def __init__(self, api: Api, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._api = api
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End: what is under way is done first."""
+        """Finish the running requests, then stop."""
         self._api.service.end_streams()
         await super().shutdown(sockets)
 
 
 def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
-    """A server that is to be run; `more` is for uvicorn."""
+    """Create a server, without running it; `more` is for uvicorn."""
     config = uvicorn.Config(
         api,
         host=host,

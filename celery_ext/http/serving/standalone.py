@@ -1,4 +1,4 @@
-"""The app of `python -m celery_ext.http`: HTTP jobs and nothing else, configured by variables."""
+"""The app of `python -m celery_ext.http`: only HTTP jobs, configured by environment variables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..callbacks.jobs import register
 from ..options import SETTING
 from .worker_process import end_with_server
 
-#: The broker's URL, and the options as JSON: the server gives them to its worker.
+#: Variables with the broker's URL, and the options as JSON; the server sets them for its worker.
 BROKER, OPTIONS = "DELAYED_HTTP_BROKER", "DELAYED_HTTP_OPTIONS"
 
-#: The queue of the jobs, unless an option names another one.
+#: The queue of the jobs if no option names another one.
 QUEUE = "http-jobs"
 
 

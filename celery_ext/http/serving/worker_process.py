@@ -1,4 +1,4 @@
-"""A worker beside the server, which is started again if it ends by itself."""
+"""A worker beside the server, which is restarted if it ends unexpectedly."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Mapping
 
 from celery.utils.log import get_logger
 
-#: How long a worker may take to end, and to be away before it is started again.
+#: How long a worker may take to end, and how long to wait before it is restarted.
 END_SECONDS, AGAIN_SECONDS = 30, 2
 
-#: The variable that names what a worker reads to learn of its server's end.
+#: The variable with the file descriptor that a worker reads to learn that its server has ended.
 LIFELINE = "DELAYED_HTTP_LIFELINE"
 
 logger = get_logger(__name__)
 
 
 def end_with_server() -> None:
-    """In a worker: end as if told to when its server has ended, even if that was killed."""
+    """In a worker: shut down when its server has ended, even if the server was killed."""
     lifeline = os.environ.pop(LIFELINE, "")
     if lifeline:
         threading.Thread(target=_wait, args=[int(lifeline)], daemon=True).start()
@@ -36,7 +36,7 @@ class WorkerProcess:
     """`python -m celery worker` for HTTP jobs, from `start` to `stop`; a context manager."""
 
     def __init__(self, environment: Mapping[str, str], concurrency: int) -> None:
-        # It is never written to: whoever reads learns that this process has ended, however.
+        # Never written to: a read returns when this process has ended, in whatever way.
         self._read, self._write = os.pipe()
         self._environment = {**os.environ, **environment, LIFELINE: str(self._read)}
         self._command = [sys.executable, "-m", "celery", "-A", "celery_ext.http.serving.standalone"]
@@ -60,7 +60,7 @@ class WorkerProcess:
         os.close(self._write)
 
     def _start(self) -> None:
-        # A session of its own: Ctrl-C is the server's, which then ends the worker.
+        # The worker has its own session: Ctrl-C reaches only the server, which ends the worker.
         self._process = subprocess.Popen(
             self._command,
             env=self._environment,
@@ -86,7 +86,7 @@ class WorkerProcess:
     def _start_again(self) -> None:
         try:
             self._start()
-        except OSError as error:  # such as too little memory: the next one may be started
+        except OSError as error:  # such as too little memory: a later try may succeed
             logger.warning("The worker cannot be started: %s", error)
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
