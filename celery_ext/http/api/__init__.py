@@ -1,1 +1,1 @@
-"""The HTTP API: its operations, what they take and give."""
+"""The HTTP API: its operations, and their requests and answers."""

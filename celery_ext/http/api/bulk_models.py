@@ -1,4 +1,4 @@
-"""What bulk changes take and answer."""
+"""Requests and answers of bulk changes."""
 
 from __future__ import annotations
 

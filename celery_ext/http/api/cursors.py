@@ -1,4 +1,4 @@
-"""Where the next page begins, as text that means nothing to who passes it on."""
+"""Cursors: where the next page begins, as text that is opaque to clients."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def write(*parts: Any) -> str:
 
 
 def read(text: str, *kinds: type) -> list[Any]:
-    """Its parts. Raises a Problem where it is no cursor of this kind."""
+    """Read the parts of a cursor. Raises a Problem if they do not have these types."""
     try:
         parts = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if [type(part) for part in parts] == list(kinds):
             for part in parts:
-                str(part).encode(errors="surrogateescape")  # as names of keys are written
+                str(part).encode(errors="surrogateescape")  # as names of keys are encoded
             return list(parts)
     except (ValueError, TypeError, RecursionError):
         pass
@@ -31,9 +31,10 @@ def read(text: str, *kinds: type) -> list[Any]:
 
 
 def read_place(text: str | None, identity: Identity) -> tuple[str, int, str]:
-    """A place in a shard: its name, a time in ms and what is there; None: before all others.
+    """Read a place: the name of a shard, a time in ms, and the member or list there.
 
-    Raises a Problem as `read`.
+    Without a cursor, it is the place before all others. Raises a Problem as `read`, and for a queue
+    that the caller may not see.
     """
     if text is None:
         return "", 0, ""

@@ -1,4 +1,4 @@
-"""The fields of requests: what may be in them, and how it is read."""
+"""The fields of requests: which values they accept, and how these are read."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 from kombu_delayed.store.calls.shards import CELERY_OWN
 from kombu_delayed.store.keys import is_taken
 
-#: A thousand years: a mistake rather than a wish.
+#: The longest time that is accepted: more than a thousand years is a mistake.
 LONGEST = timedelta(days=365_000)
 
-#: Characters of a length of time.
+#: The most characters of a length of time.
 SPAN_SIZE = 20
 
 _TYPED = {"__type__", "__value__"}
 
-#: So many lists and objects may be within each other: a worker ends that cannot pickle a task.
+#: How deep lists and objects may be nested: a worker that cannot pickle a task ends.
 DEEPEST = 100
 
 ID_PATTERN = r"^[A-Za-z0-9_.:@=-]{1,200}$"
@@ -43,7 +43,7 @@ def _moment(text: str) -> str:
 
 
 def aware(text: str) -> datetime:
-    """A time in UTC, which it is without a zone. Raises ValueError and OverflowError."""
+    """Read a time as UTC, which is also the default zone. Raises ValueError and OverflowError."""
     at = parse_iso8601(text)
     return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
@@ -64,7 +64,7 @@ def _where(text: str) -> str:
 
 @lru_cache(maxsize=1_000, typed=True)
 def span_of(value: str | float) -> timedelta:
-    """A length of time that is not negative. Raises ValueError."""
+    """Read a length of time. Raises ValueError, also for a negative one."""
     return parse_length(value, (timedelta(0), LONGEST))
 
 
@@ -98,7 +98,7 @@ Where = Annotated[
 Moment = Annotated[str, AfterValidator(_moment), Field(json_schema_extra=MOMENT_SCHEMA)]
 Span = Annotated[
     float | str,
-    BeforeValidator(_span),  # before True is taken for 1
+    BeforeValidator(_span),  # before True is read as 1
     Field(json_schema_extra=SPAN_SCHEMA),
 ]
 Cursor = Annotated[str, StringConstraints(max_length=2_000)]
@@ -106,13 +106,13 @@ Priority = Annotated[int, Field(ge=0, le=255, strict=True)]
 
 
 class Given(BaseModel):
-    """What somebody sends: nothing unknown is taken."""
+    """The base of requests: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Timed(Given):
-    """With a due time: `due` or `delay`, or neither."""
+    """A request with a due time: `due` or `delay`, or neither."""
 
     due: Moment | None = Field(None, description="The due time, in ISO 8601.")
     delay: Span | None = Field(None, description='The delay from now: "15s", "3d", or seconds.')
@@ -134,7 +134,7 @@ class Timed(Given):
 
 
 def check_plain(given: BaseModel, *names: str) -> None:
-    """Raise ValueError for what Kombu would make other objects of, or workers cannot pickle."""
+    """Raise ValueError for what Kombu would turn into other objects, or workers cannot pickle."""
     for name in names:
         if value := getattr(given, name):
             _check_plain(name, value, DEEPEST)

@@ -13,7 +13,7 @@ from .models import OneQueue, TaskState
 
 
 class KeyState(BaseModel):
-    """A key of a limit; null is what is not counted, or not for who asks."""
+    """A key of a limit; null: it is not counted, or the caller may not see it."""
 
     key: str
     in_use: int | None
@@ -59,7 +59,7 @@ class LimitState(BaseModel):
 
 
 class NewNumbers(Given):
-    """Other numbers for a limit; what is left out is as it is declared."""
+    """New numbers for a limit; numbers that are left out are as declared."""
 
     concurrency: int | None = Field(None, ge=1, le=1_000_000_000, strict=True)
     rate: str | None = Field(None, max_length=30, description='Such as "100/m".')
@@ -77,7 +77,7 @@ class WasReset(BaseModel):
 
 
 class Limits(BaseModel):
-    """Some limits, by queue and name, and where the next ones begin."""
+    """A page of limits, by queue and name, and the cursor of the next page."""
 
     limits: list[LimitState]
     next: str | None = Field(None, description="The cursor of the next page; null: the end.")
@@ -130,14 +130,14 @@ class LimitDetail(LimitState):
 
 
 class LimitsQuery(OneQueue):
-    """How many limits, and from where on."""
+    """The number of limits, and where to begin."""
 
     limit: int = Field(100, ge=1, le=1_000)
     cursor: Cursor | None = None
 
 
 class KeysQuery(Given):
-    """Which keys of a limit."""
+    """Criteria for the keys of a limit."""
 
     key: Name | None = Field(None, description="Only keys that contain this text.")
     limit: int = Field(100, ge=1, le=1_000)
@@ -158,7 +158,7 @@ class TenantState(BaseModel):
 
 
 class TenantsQuery(LimitsQuery):
-    """Which tenants."""
+    """Criteria for tenants."""
 
     tenant: Name | None = Field(
         None, description="A pattern: * stands for any text, ? for any character."
@@ -166,7 +166,7 @@ class TenantsQuery(LimitsQuery):
 
 
 class Tenants(BaseModel):
-    """Some tenants, those of whom most waits in front, and where the next ones begin."""
+    """A page of tenants, those with most waiting messages first, and the next page's cursor."""
 
     tenants: list[TenantState]
     is_complete: bool = Field(
@@ -176,7 +176,7 @@ class Tenants(BaseModel):
 
 
 class OneTenant(BaseModel):
-    """A tenant in each queue where something of it waits or runs."""
+    """A tenant in each queue where tasks of it wait or run."""
 
     tenant: str
     waiting: int

@@ -1,4 +1,4 @@
-"""What requests and answers hold, as JSON."""
+"""Requests and answers, as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Status = Literal[
 
 
 class TaskState(BaseModel):
-    """A task and how far it is."""
+    """A task and its status."""
 
     id: str
     status: Status
@@ -55,7 +55,7 @@ class TaskState(BaseModel):
 
 
 class HistoryStep(BaseModel):
-    """Something that has happened to a task. What an event does not say is left out."""
+    """Something that has happened to a task. Fields that its event does not have are left out."""
 
     event: str
     at: str
@@ -90,7 +90,7 @@ class History(BaseModel):
 
 
 class Created(BaseModel):
-    """A task that Redis has."""
+    """A task that Redis has stored."""
 
     id: str
     status: Status
@@ -123,7 +123,7 @@ class Filter(Given):
 
 
 class Search(Filter):
-    """Of these, how many at a time; or tasks in another state than delayed."""
+    """Criteria for tasks in a state, and the size of a page."""
 
     state: Literal["scheduled", "ready", "running", "retrying", "failed", "slow", "dead"] = Field(
         "scheduled", description="The state of the tasks. Ready ones wait for a free worker."
@@ -145,14 +145,14 @@ class Search(Filter):
 
     @property
     def recorded_only(self) -> dict[str, Any]:
-        """What is given that only tasks have that workers have recorded."""
+        """The given criteria that only tasks have that workers have recorded."""
         return self.model_dump(
             include={"error", "worker", "longer_than", "shorter_than"}, exclude_none=True
         )
 
 
 class OneQueue(Given):
-    """Where to look."""
+    """The queue to look in."""
 
     queue: Name | None = None
 
@@ -200,7 +200,7 @@ class Part(Given):
 
 
 class NewPause(Part):
-    """What of a queue is paused (all, unless it is named), why, and for how long."""
+    """What to pause in a queue (all of it, if no part is named), why, and for how long."""
 
     why: str = Field("", max_length=500)
     length: Span | None = Field(
@@ -211,7 +211,7 @@ class NewPause(Part):
 class PausedPart(BaseModel):
     """A pause: since when, until when (null: it has no end), by whom and why.
 
-    `task` and `tenant` are null unless it is of a part of its queue only.
+    `task` and `tenant` are null unless only that part of the queue is paused.
     """
 
     task: str | None
@@ -246,7 +246,7 @@ class ForecastBucket(BaseModel):
 
 
 class ForecastAnswer(BaseModel):
-    """Due load ahead."""
+    """How many tasks will be due."""
 
     total: int
     overdue: int
@@ -286,7 +286,7 @@ class DeadState(BaseModel):
 
 
 class DeadPage(BaseModel):
-    """Some dead letters, and where the next ones begin."""
+    """A page of dead letters, and the cursor of the next page."""
 
     letters: list[DeadState]
     next: str | None
@@ -300,11 +300,11 @@ class DeadChoice(Given):
 
 
 class ReplayChoice(DeadChoice, Timed):
-    """Dead letters that are tried again, now or at a time."""
+    """The dead letters to replay, now or at a time."""
 
 
 class Changed(BaseModel):
-    """How many there were."""
+    """How many were changed."""
 
     changed: int
 
@@ -317,7 +317,7 @@ class EventQuery(OneQueue):
 
 
 class NewAnswer(Given):
-    """An answer to what a task has asked: `payload`, or `error` where there will be none."""
+    """An answer that a task expects: `payload`, or `error` if there will be none."""
 
     payload: Any = Field(None, description="Any JSON.")
     error: Annotated[str, StringConstraints(min_length=1, max_length=10_000)] | None = None

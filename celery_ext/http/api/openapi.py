@@ -111,7 +111,7 @@ def _query_parameters(each: Operation) -> list[dict[str, Any]]:
 
 
 def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query has no null: what may be is left out."""
+    """Remove null from a schema: in a query, an optional parameter is left out instead."""
     given = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     if len(given) != 1:
         return schema

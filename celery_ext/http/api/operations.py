@@ -1,4 +1,4 @@
-"""What the API can do: each operation says what it takes, gives and needs, for routes and docs."""
+"""The operations of the API: each declares its input, answers and scope, for routes and docs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..auth.identity import ANYBODY, Identity
 from ..problems import SHOWN, Problem
 from ..service.service import Service
 
-#: Characters of a trace's state; a longer one is left out.
+#: The most characters of a trace's state; a longer one is left out.
 TRACE_SIZE = 512
 
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -37,7 +37,7 @@ class Call:
 
     @cached_property
     def trace(self) -> dict[str, str]:
-        """The trace that the request is a part of, as its task's headers (W3C Trace Context)."""
+        """The trace that the request belongs to, as headers of its task (W3C Trace Context)."""
         parent = self.request.headers.get("traceparent")
         if parent is None or not _TRACE.fullmatch(parent):
             return {}
@@ -54,21 +54,21 @@ class Call:
 
     @property
     def queue(self) -> str:
-        """The queue in the path. Raises a Problem for one that is not the caller's."""
+        """The queue in the path. Raises a Problem if the caller may not see it."""
         queue = self.named("queue")
         self.identity.check_queue(queue)
         return queue
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that waits for Redis."""
+        """Call a function that waits for Redis, in a thread."""
         return await self.service.threads.run(function, *args)
 
     async def check(self) -> None:
-        """Raises a Problem for a request that has lasted longer than its token or login."""
+        """Raises a Problem if the token or login of a long request is no longer valid."""
         await self.request.scope["delayed.check"]()
 
     def note(self, action: str, target: str = "") -> None:
-        """What this request does, for the audit log."""
+        """Name what this request does, for the audit log."""
         self.request.scope["delayed.audit"] = (action, target[:SHOWN])
 
 
@@ -77,7 +77,7 @@ Handler = TypeVar("Handler", bound=Callable[[Call], Any])
 
 @dataclass(frozen=True)
 class Operation:
-    """A method on a path. `scope` is what a token needs for it."""
+    """A method on a path. `scope` is the one that a token needs for it."""
 
     method: str
     path: str
@@ -90,7 +90,7 @@ class Operation:
     body_type: str = "application/json"
     answer_type: str = "application/json"
     problems: tuple[int, ...] = ()
-    #: Whether it may hold its thread for seconds, so that one token may have half of them.
+    #: Whether it may occupy its thread for seconds, so that one token may have only half of them.
     is_search: bool = False
     #: Reads the body; None: the handler does.
     read: Callable[[Request, type[BaseModel]], Awaitable[Any]] | None = None
@@ -106,7 +106,7 @@ class Operation:
 
 
 class Operations(list[Operation]):
-    """The operations of a subject, below a path. What is `common` holds for each of them."""
+    """The operations of a subject, below a path. `common` are arguments of each of them."""
 
     def __init__(self, tag: str, path: str = "", **common: Any) -> None:
         super().__init__()
@@ -115,9 +115,10 @@ class Operations(list[Operation]):
     def add(
         self, method: str, path: str, scope: str, answers: Any, **more: Any
     ) -> Callable[[Handler], Handler]:
-        """Let a handler, whose docstring is the summary, do this; it gives a response or JSON.
+        """Register a handler, which returns a response or JSON. Its docstring is the summary.
 
-        One that is no coroutine is called in a thread. `answers` is a model, or one by status.
+        A handler that is not a coroutine is called in a thread. `answers` is a model, or one for
+        each status.
         """
         if not isinstance(answers, dict):
             answers = {200: answers}
@@ -132,7 +133,7 @@ class Operations(list[Operation]):
 
 
 def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awaitable[Response]]:
-    """What Starlette calls."""
+    """The function that Starlette calls for an operation."""
 
     async def answer(request: Request) -> Response:
         request.scope["delayed.route"] = operation.path
@@ -158,7 +159,7 @@ def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awai
 
 
 class Json(Response):
-    """JSON in ASCII: text that is no UTF-8 can be shown as well."""
+    """JSON in ASCII, so that it can show text that is not valid UTF-8."""
 
     media_type = "application/json"
 
@@ -176,7 +177,7 @@ def _query(request: Request, model: type[BaseModel]) -> Any:
 
 
 async def _refuse_body(request: Request, operation: Operation) -> None:
-    """Raises a Problem for a body that nobody reads: its sender expects that it counts."""
+    """Raises a Problem for a body that would be ignored: its sender expects an effect."""
     if (await request.body()).strip() in (b"", b"{}"):
         return
     known = ", ".join(operation.query.model_fields) if operation.query is not None else ""
@@ -185,21 +186,21 @@ async def _refuse_body(request: Request, operation: Operation) -> None:
 
 
 async def read_json(request: Request, model: type[BaseModel]) -> Any:
-    """The body. Raises a Problem where it is not what the model takes."""
+    """Read the body. Raises a Problem if it does not fit the model."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # A page of another site can send a form without asking, but no JSON.
+    # A page of another site can send a form without a preflight request, but no JSON.
     if kind != "application/json" and not kind.endswith("+json"):
         raise Problem(415, "the content type must be application/json")
     return await read_any(request, model)
 
 
 async def read_any(request: Request, model: type[BaseModel]) -> Any:
-    """The same of clients that name all sorts of content types, or none."""
+    """Read the body as `read_json`, but with any content type or none."""
     return validated(model, parsed(await request.body()))
 
 
 def parsed(raw: bytes) -> Any:
-    """JSON, strictly. Raises a Problem."""
+    """Parse strict JSON. Raises a Problem."""
     try:
         return _decode(raw.decode())
     except (ValueError, RecursionError) as error:
@@ -212,20 +213,20 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _number(text: str) -> float:
-    """A number with a fraction or exponent; one too large would be read as Infinity."""
+    """Read a number with a fraction or exponent. Raises ValueError if it would be Infinity."""
     found = float(text)
     if isinf(found):
         raise ValueError(f"{text[:40]} is too large")
     return found
 
 
-# json.dumps and json.loads would make new ones for each text.
+# json.dumps and json.loads would create a new encoder or decoder for each text.
 encode = json.JSONEncoder(separators=(",", ":")).encode
 _decode = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_number).decode
 
 
 def validated(model: type[BaseModel], given: Any) -> Any:
-    """A model of what was given. Raises a Problem that names the fields."""
+    """Validate input with a model. Raises a Problem that names the fields."""
     try:
         return model.model_validate(given)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Ready tasks of a request, found at once or by reading what is ready, up to a bound."""
+"""Finds the ready tasks of a request at once, or by reading ready messages up to a limit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..problems import Problem
 from ..service.service import Service
 from .status import history_of, names_of, places
 
-#: Ready messages that one request reads to find tasks.
+#: How many ready messages one request reads to find tasks.
 READ = 100_000
 
-#: What an empty shard costs: a call that reads no message.
+#: How many messages an empty shard counts as: it costs a call that reads none.
 EMPTY = 20
 
-#: After so long, a search answers with what it has found: arguments can be large.
+#: After this time, a search returns what it has found so far: arguments can be large.
 SEARCH_SECONDS = 5.0
 
 
@@ -28,7 +28,7 @@ def ready_of(
 ) -> list[ReadyTask]:
     """The caller's ready tasks with some ids, in the first queues that have any.
 
-    Raises a Problem where none is found and more are ready than one request may read.
+    Raises a Problem if none is found and more are ready than one request may read.
     """
     shards_of, found = service.delayed.store.shards.all, list[ReadyTask]()
     certain = {id for id in ids if is_certain(history_of(service, identity, id, queue))}

@@ -24,10 +24,10 @@ from ..auth.identity import Identity
 from ..callbacks.jobs import is_job, job_of
 from ..service.service import Service
 
-#: Events of a queue that are looked at, the newest first.
+#: How many events of a queue are searched, the newest first.
 EVENTS_LIMIT = 2_000
 
-#: Messages of a queue that may be read to find one that is ready or unacked.
+#: How many messages of a queue may be read to find one that is ready or unacked.
 READING_LIMIT = 10_000
 
 _BY_STATE = {
@@ -52,7 +52,7 @@ _BY_EVENT = {
     "replayed": "waiting",
 }
 
-#: What a record says, where that is not the status.
+#: The status for each state of a record, where the names differ.
 _BY_RECORD = {
     "received": "running",
     "replaced": "waiting",
@@ -60,7 +60,7 @@ _BY_RECORD = {
     "unknown": "done",
 }
 
-#: A worker has written what it did with a task at the latest after so long.
+#: How long it takes at most until a worker has recorded what it did with a task.
 RECORDED_MS = 15_000
 
 State = dict[str, Any]
@@ -71,7 +71,7 @@ def delayed_infos(
 ) -> dict[str, list[TaskInfo]]:
     """The delayed tasks with an id in the first queue that has some, by shard.
 
-    Only those that are the caller's.
+    Only those that the caller may see.
     """
     store = service.delayed.store
     for name in names_of(service, identity, queue):
@@ -86,42 +86,42 @@ def delayed_infos(
 
 
 def first_info(found: dict[str, list[TaskInfo]]) -> TaskInfo | None:
-    """One of what `delayed_infos` has found."""
+    """The first task that `delayed_infos` has found."""
     return next((infos[0] for infos in found.values()), None)
 
 
 @dataclass
 class Ask:
-    """Who asks for which task, and what was found of it so far."""
+    """A caller's question about a task, and what was found so far."""
 
     identity: Identity
     id: str
     queue: str | None = None
     state: State | None = None
     record: TaskHistory | None = None
-    #: The shards that were looked at.
+    #: The shards that were searched.
     shards: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raises a Problem if the queue is not the caller's."""
+        """Raises a Problem if the caller may not see the queue."""
         if self.queue is not None:
             self.identity.check_queue(self.queue)
 
 
 def find(service: Service, identity: Identity, id: str, queue: str | None = None) -> State | None:
-    """What is known of a task; None: nothing, or it is not the caller's."""
+    """The state of a task; None: it is unknown, or the caller may not see it."""
     ask = Ask(identity, id, queue)
     look_up(service, [ask])
     return ask.state or find_elsewhere(service, ask)
 
 
 def look_up(service: Service, asks: Sequence[Ask]) -> None:
-    """Look for tasks in the queue of each or in the app's queues: two round trips for all."""
+    """Look for each task in its queue or the app's queues: two round trips for all of them."""
     _look(service, [(ask, next(places(service, ask.identity, ask.queue))) for ask in asks])
 
 
 def find_elsewhere(service: Service, ask: Ask) -> State | None:
-    """What is known of a task that `look_up` has not found; None: as `find`."""
+    """The state of a task that `look_up` has not found; None: as `find`."""
     if ask.queue is None:
         for names in islice(places(service, ask.identity, None), 1, None):
             _look(service, [(ask, names)])
@@ -130,7 +130,7 @@ def find_elsewhere(service: Service, ask: Ask) -> State | None:
     identity, id, record = ask.identity, ask.id, ask.record
     is_unknown = record is None or record.state == "unknown"
     if is_unknown and (state := _by_event(service.delayed.store, ask.shards, identity, id)):
-        if state["status"] in ("scheduled", "waiting"):  # it may have moved behind this search
+        if state["status"] in ("scheduled", "waiting"):  # it may have moved past this search
             again = Ask(identity, id, state["queue"])
             look_up(service, [again])
             return again.state or state
@@ -142,7 +142,7 @@ def find_elsewhere(service: Service, ask: Ask) -> State | None:
 
 
 def _look(service: Service, asks: Sequence[tuple[Ask, Sequence[str]]]) -> None:
-    """Look for tasks in some queues each, all of them in one go, and then for the ready ones."""
+    """Look for each task in some queues: for all in one go, and then for the ready ones."""
     delayed = service.delayed
     nearest = delayed.store.shards.nearest
     shards = {
@@ -174,7 +174,7 @@ def _look(service: Service, asks: Sequence[tuple[Ask, Sequence[str]]]) -> None:
 def _ids(
     asks: Sequence[tuple[Ask, Sequence[str]]], shards: Mapping[int, Sequence[str]]
 ) -> dict[str, list[str]]:
-    """The ids to look for in each shard, of asks by their numbers."""
+    """The ids to look for in each shard; `shards` has the shards of each ask by its number."""
     found: dict[str, dict[str, None]] = {}
     for n, names in shards.items():
         for shard in names:
@@ -183,13 +183,13 @@ def _ids(
 
 
 def _mine(identity: Identity, placed: Iterable[Placed]) -> TaskInfo | None:
-    """The first of some ready tasks that is the caller's."""
+    """The first of some ready tasks that the caller may see."""
     infos = (TaskInfo.of(each.found()) for each in placed)
     return next((info for info in infos if identity.sees(info.queue, info.tenant)), None)
 
 
 def _kept(service: Service, ask: Ask, kept: list[Found]) -> State | None:
-    """The caller's delayed or dead message, rather one beside its record."""
+    """The delayed or dead message that the caller may see, preferably in its record's shard."""
     record = ask.record
     kept.sort(key=lambda each: record is None or each.queue != record.shard)
     for found in kept:
@@ -206,7 +206,10 @@ def _kept(service: Service, ask: Ask, kept: list[Found]) -> State | None:
 def history_of(
     service: Service, identity: Identity, id: str, queue: str | None = None
 ) -> TaskHistory | None:
-    """What workers have recorded of a task in the app's queues, or in all if it may have moved."""
+    """The newest record of a task in the given queue, or in the app's queues.
+
+    Without a given queue, it looks in all other queues as well if the task may have moved.
+    """
     nearest, mine = service.delayed.store.shards.nearest, list[TaskHistory]()
     for names in places(service, identity, queue):
         shards = [shard for name in names for shard in nearest(name, id)]
@@ -218,7 +221,7 @@ def history_of(
 
 
 def places(service: Service, identity: Identity, queue: str | None) -> Iterator[list[str]]:
-    """The queues to read in one go: the given one, or the app's and then all others."""
+    """The queues to read, a list in one go: the given queue, or the app's and then the others."""
     own = [name for name in service.own_queues() if identity.sees_queue(name)]
     if queue is None:
         yield own
@@ -227,7 +230,7 @@ def places(service: Service, identity: Identity, queue: str | None) -> Iterator[
 
 
 def state_of_record(record: TaskHistory) -> State:
-    """What workers have recorded, as an answer."""
+    """The state of a task as workers have recorded it."""
     failure, started = record.failure, record.started
     status = _BY_RECORD.get(record.state, record.state)
     has_failed = failure is not None and status in ("failed", "lost", "retrying")
@@ -253,7 +256,7 @@ def state_of_record(record: TaskHistory) -> State:
 
 
 def names_of(service: Service, identity: Identity, queue: str | None) -> Iterator[str]:
-    """The app's own queues in front: those that others use are known by reading key names."""
+    """The queues to read, the app's own first: finding the others takes a scan of the key names."""
     return chain.from_iterable(places(service, identity, queue))
 
 
@@ -289,7 +292,7 @@ def _by_event(store: Store, shards: list[str], identity: Identity, id: str) -> S
 
 
 def _will_be_recorded(store: Store, event: Event) -> bool:
-    """Whether workers record the outcomes of a queue, and have had no time to."""
+    """Whether workers record the outcomes of a queue, but have had no time for this one yet."""
     is_new = event.at_ms > int(time.time() * 1000) - RECORDED_MS
     return is_new and Outcomes(store).are_recorded(event.stream)
 
@@ -300,7 +303,7 @@ def _ready(service: Service, shards: list[str], identity: Identity, id: str) -> 
 
 
 def _held(service: Service, shards: list[str], identity: Identity, id: str) -> TaskInfo | None:
-    """A task that is ready or unacked, where not too many are."""
+    """A task that is ready or unacked, found in shards that do not have too many of these."""
     store = service.delayed.store
     for shard in shards:
         size = store.size(shard)
@@ -315,7 +318,7 @@ def _held(service: Service, shards: list[str], identity: Identity, id: str) -> T
 
 
 def is_crowded(service: Service, identity: Identity, queue: str | None) -> bool:
-    """Whether more is ready somewhere than is read to find one task."""
+    """Whether more messages are ready in a shard than may be read to find one task."""
     store = service.delayed.store
     shards = service.shards(identity, queue)
     return any(store.size(shard).ready > READING_LIMIT for shard in shards)

@@ -1,4 +1,4 @@
-"""What creates and changes tasks and HTTP jobs."""
+"""The requests that create and change tasks and HTTP jobs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kombu_delayed.message.durations import parse_length
 
 from .fields import SPAN_SCHEMA, Given, Id, Moment, Name, Priority, QueueName, Timed, check_plain
 
-#: Headers that are Celery's or the transport's: who sets them could send another task, or to
-#: another queue. So are all that begin with `delayed_`.
+#: Headers of Celery or the transport: a client that sets them could send another task, or to
+#: another queue. All headers that begin with `delayed_` are reserved, too.
 RESERVED = CELERY_HEADERS | {"compression", "redelivered", "task", "tenant", "x-delay"}
 
 HeaderValue = str | int | float | bool | None
@@ -41,7 +41,7 @@ WEEK, HOUR = timedelta(days=7), timedelta(hours=1)
 
 
 def _read(longest: timedelta) -> BeforeValidator:
-    """Seconds, given like a `Span`, from one second on."""
+    """Reads a length of time like a `Span`, of at least one second, as seconds."""
     bounds = timedelta(seconds=1), longest
     return BeforeValidator(lambda value: parse_length(value, bounds).total_seconds())
 
@@ -82,14 +82,14 @@ class JobBackoff(Given):
         return self
 
     def stored(self) -> dict[str, Any]:
-        """As the arguments of a `Backoff`."""
+        """The arguments of a `Backoff`."""
         longest = max(self.pauses) if self.pauses else self.longest
         more = {"factor": self.factor, "longest": longest, "jitter": self.jitter}
         return {"seconds": self.pauses or self.pause, **more}
 
 
 class JobFields(Timed):
-    """What only an HTTP job has."""
+    """The fields that only an HTTP job has."""
 
     topic: Name | None = Field(None, description="HTTP job: its topic, which the receiver gets.")
     callback: Url | None = Field(
@@ -137,7 +137,7 @@ class JobFields(Timed):
         return {name: value for name, value in found.items() if value}
 
 
-#: The names of these fields.
+#: The names of the fields that only an HTTP job has.
 JOB_FIELDS = JobFields.model_fields.keys() - Timed.model_fields.keys()
 
 
@@ -189,13 +189,13 @@ def _check_headers(headers: Mapping[str, Any]) -> None:
 
 
 class NewTaskWithId(NewTask):
-    """As for `PUT`, with an id of its own; without one it gets one."""
+    """As for `PUT`, with an optional id; without one, the task gets a new id."""
 
     id: Id | None = None
 
 
 class TaskChange(Timed):
-    """What is to be another one."""
+    """The new values of a task; null leaves a value unchanged."""
 
     priority: Priority | None = None
     args: list[Any] | None = None

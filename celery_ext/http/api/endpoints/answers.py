@@ -1,4 +1,4 @@
-"""Answers of outside systems to what tasks have asked them."""
+"""Answers of outside systems that tasks expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many tasks in one request: NDJSON in, a line of answer for each line."""
+"""Creates many tasks in one request of NDJSON; the answer has a line for each line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .tasks import Row, created, new_id, row_of
 
 MEDIA_TYPE = "application/x-ndjson"
 
-#: Lines that are read and sent together.
+#: How many lines are read and sent together.
 LINES = 1_000
 
-#: So many of these at a time: some are read while Redis has others.
+#: How many such batches there are at a time: one is read while Redis stores another.
 UNDER_WAY = 2
 
-#: The answer is kept until all has been read: it is so many times as long as a request at the most.
+#: How many times as long as a request the answer may be: it is kept until all has been read.
 ANSWER_SHARE = 2
 
 operations = Operations("tasks")
@@ -46,7 +46,8 @@ async def create_tasks(call: Call) -> Response:
     kind = call.request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in (MEDIA_TYPE, "application/ndjson", "application/jsonl"):
         raise Problem(415, f"the content type must be {MEDIA_TYPE}")
-    # Answered when all has been read: who sends all before reading would wait for ever.
+    # Sent when all has been read: a client that sends everything before it reads would otherwise
+    # wait for ever.
     answers: list[bytes] = []
     number = accepted = size = 0
     is_too_long = False
@@ -65,7 +66,7 @@ async def create_tasks(call: Call) -> Response:
         async for lines in _lines(call.request, call.service.options.body_bytes):
             is_too_long = is_too_long or (size > limit and any(map(bytes.strip, lines)))
             if is_too_long:
-                continue  # who sends all before reading is to see the answer
+                continue  # a client that sends all before it reads must see the answer
             under_way.append(asyncio.create_task(_deal_with(call, lines, number)))
             number += len(lines)
             await settle(UNDER_WAY - 1)
@@ -87,7 +88,7 @@ def _cut_off(number: int) -> bytes:
 
 
 async def _lines(request: Request, line_bytes: int) -> AsyncIterator[list[bytes]]:
-    """Lines in bounded lists; the last one need not end."""
+    """The lines in bounded lists; the last line needs no line feed."""
     rest, waiting = b"", []
     async for part in request.stream():
         *whole, rest = (rest + part).split(b"\n")
@@ -120,7 +121,7 @@ async def _deal_with(call: Call, lines: list[bytes], start: int) -> tuple[bytes,
 def _read(
     call: Call, lines: list[bytes], start: int
 ) -> tuple[list[dict[str, Any]], list[Row], list[int]]:
-    """Answers as if all were accepted, the rows to send, and the answer of each row."""
+    """The answers if all are accepted, the rows to send, and the index of each row's answer."""
     answers: list[dict[str, Any]] = []
     rows: list[Row] = []
     places: list[int] = []

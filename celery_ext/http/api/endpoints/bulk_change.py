@@ -1,4 +1,4 @@
-"""Cancels, moves and replays what a filter means, up to a bound, or shows what it would change."""
+"""Cancels, moves and replays what matches a filter, up to a limit, or shows what would change."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .dead_letters import letters_page
 from .lists.by_state import ready_page
 from .lists.search import search_page
 
-#: So long one request goes on.
+#: How long one request goes on.
 SECONDS = 10.0
 
-#: Ready tasks that one call drops are no further apart.
+#: The largest distance in a list of the ready tasks that one call changes.
 SPAN = 500
 
 operations = Operations("tasks", "/v1/bulk", is_search=True)
@@ -46,14 +46,14 @@ class _Outcome:
     total: Outcome = field(default_factory=Outcome)
 
     def add(self, shard: str, infos: list[TaskInfo], change: Callable[[], int]) -> int:
-        """Count some tasks, and change them unless only that is asked for."""
+        """Count some tasks, and change them unless it is a dry run."""
         changed = 0 if self.choice.dry_run else change()
         if infos:
             self.total.add(queue_of(shard), infos, changed)
         return changed
 
     def turns(self) -> Iterator[int]:
-        """How many may be looked for, as long as there is more to do and time for it."""
+        """How many tasks to look for next, as long as there are more and there is time."""
         until = time.monotonic() + SECONDS
         yield min(self.choice.limit, CALL_LIMIT)
         while self.cursor is not None and self.total.matched < self.choice.limit:
@@ -94,7 +94,7 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
     if choice.state == "ready" and at <= datetime.now(timezone.utc):
         raise Problem.of_field("due", "ready tasks can only be moved to a later time")
     if choice.cursor is not None and choice.delay is not None:
-        # Each request would find what the one before has moved, and move it again.
+        # Each request would find the tasks that the one before has moved, and move them again.
         raise Problem.of_field("delay", "to continue from a cursor, give due instead")
     due_ms, moves = int(at.timestamp() * 1000), call.service.moves
     due = due_at(due_ms)
@@ -114,7 +114,7 @@ def redirect_tasks(call: Call) -> dict[str, Any]:
 
 
 def redirect_to(call: Call, queue: str) -> Redirect:
-    """Moves tasks to a queue. Raises a Problem for an unknown one, or one of others."""
+    """What moves tasks to a queue. Raises a Problem if it is unknown or not for the caller."""
     call.identity.check_queue(queue)
     try:
         return Redirect(call.service.delayed, queue)
@@ -148,7 +148,7 @@ def replay_many(call: Call) -> dict[str, Any]:
 def _change(
     call: Call, on_delayed: OnDelayed, on_ready: OnReady, is_done: IsDone = lambda info: False
 ) -> _Outcome:
-    """Those that are done already, or that an earlier part has changed, are left out."""
+    """Change the matching tasks, without those that are done or were changed by an earlier part."""
     choice: BulkChoice = call.body
     outcome = _Outcome(call, choice, choice.cursor)
     for limit in outcome.turns():
@@ -177,7 +177,7 @@ def _change_ready(
     page, outcome.cursor = ready_page(outcome.call, choice, limit, outcome.cursor)
     found = [task for task in page if not is_done(task.info)]
     changed: dict[tuple[str, str], int] = {}
-    # The last ones first: so the places of the others stay what they were.
+    # The last tasks first, so that the places of the others do not change.
     for shard, step, part in reversed([*near(found)]):
         infos = [task.info for task in part]
         count = outcome.add(shard, infos, partial(change, part))
@@ -189,7 +189,7 @@ def _change_ready(
 
 
 def near(tasks: Sequence[ReadyTask]) -> Iterator[tuple[str, int, list[ReadyTask]]]:
-    """Tasks of one list that are near each other."""
+    """Groups of tasks that are near each other in one list."""
 
     def place(task: ReadyTask) -> tuple[str, int, int]:
         return task.shard, task.ready.step, task.ready.at // SPAN

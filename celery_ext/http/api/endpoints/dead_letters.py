@@ -1,4 +1,4 @@
-"""Dead letters: look at them, give them another try, drop them."""
+"""Lists, replays and deletes dead letters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .. import cursors
 from ..models import Changed, DeadChoice, DeadPage, DeadQuery, ReplayChoice
 from ..operations import Call, Operations
 
-#: Letters that one call looks at before it answers with what it has found.
+#: How many letters one call looks at before it returns what it has found.
 LOOKED_AT = 10_000
 
 operations = Operations("dead", "/v1/dead")
@@ -30,7 +30,7 @@ def list_dead(call: Call) -> dict[str, Any]:
 
 
 def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask]], str | None]:
-    """Dead letters with their shards, and the cursor of the next ones; None: no more."""
+    """A page of dead letters with their shards, and the next cursor; None: no more."""
     store = call.service.delayed.store
     shards = sorted(call.service.shards(call.identity, query.queue))
     place = cursors.read_place(query.cursor, call.identity)
@@ -52,7 +52,7 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
 
 
 def is_meant(call: Call, query: DeadQuery, task: DeadTask) -> bool:
-    """Whether it matches, and is the caller's."""
+    """Whether a letter matches, and the caller may see it."""
     info = task.info
     named = query.task is None or fnmatchcase(info.task, query.task)
     for_that = query.reason is None or fnmatchcase(info.reason, query.reason)
@@ -89,7 +89,7 @@ def purge_dead(call: Call) -> dict[str, Any]:
 
 
 def _changed(call: Call, action: str, change: Callable[..., int]) -> dict[str, Any]:
-    """Of each shard those that are there and the caller's."""
+    """Change those of the chosen letters that exist and that the caller may see."""
     choice: DeadChoice = call.body
     call.note(action, ",".join(choice.ids))
     ids, dead = list(dict.fromkeys(choice.ids)), call.service.delayed.store.dead
@@ -99,7 +99,7 @@ def _changed(call: Call, action: str, change: Callable[..., int]) -> dict[str, A
 
 
 def own_letters(call: Call, queue: str, ids: list[str]) -> Iterator[tuple[str, list[DeadTask]]]:
-    """The dead letters with some ids that are the caller's, by shard where there are any."""
+    """The dead letters with some ids that the caller may see, by shard, without empty shards."""
     store = call.service.delayed.store
     for shard in store.shards.all(queue):
         letters = (DeadTask(queue, letter) for letter in store.dead.letters(shard, ids))

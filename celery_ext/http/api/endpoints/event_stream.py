@@ -22,11 +22,11 @@ from ...service.feed import Listener, Positions, next_of
 from ..models import EventQuery
 from ..operations import Call, Operations
 
-#: What was told so shortly before a stream ended is told again by the next one: an event may have
-#: been added to one stream when another one was just read, and nodes may differ in their clocks.
+#: A resumed stream repeats the events of this last time: one may have been added to a stream of
+#: Redis just when another stream was read, and the clocks of nodes may differ.
 REPEATED_MS = 2_000
 
-#: How often it is checked whether who listens still may, and how often nothing is said.
+#: How often access is checked again, and how often a stream without events sends a comment.
 CHECK_SECONDS, BEAT_SECONDS = 1.0, 15.0
 
 logger = logging.getLogger(__name__)
@@ -67,13 +67,13 @@ async def stream_events(call: Call) -> Response:
 
 
 class _NotReadError(Exception):
-    """Who has asked does not read."""
+    """The client does not read."""
 
 
 class Streamed(StreamingResponse):
-    """Gives its place among the streams back, however it ends; who reads nothing loses it."""
+    """Gives its place among the streams back however it ends, also if the client does not read."""
 
-    #: Called when it has ended, also where it was never begun.
+    #: Called when it has ended, even if it never began.
     at_end: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, call: Call, *args: Any, **more: Any) -> None:
@@ -99,7 +99,7 @@ class Streamed(StreamingResponse):
 
 
 def _before(stream_id: str) -> str:
-    """Where to go on."""
+    """The stream id to go on after. Raises a Problem if the given one is invalid."""
     found = _STREAM_ID.fullmatch(stream_id)
     if found is None:
         raise Problem.of_field("Last-Event-ID", "it is not one of an event", 400)
@@ -131,7 +131,7 @@ async def _events(
 
 
 async def _may(call: Call) -> bool:
-    """Whether who listens still may."""
+    """Whether the listener still has access."""
     try:
         await call.check()
     except Problem:
@@ -147,7 +147,7 @@ def _is_meant(call: Call, query: EventQuery, event: Event) -> bool:
     )
 
 
-@lru_cache(maxsize=4_096)  # many may listen
+@lru_cache(maxsize=4_096)  # there may be many listeners
 def _text(event: Event) -> str:
     data = {
         "event": event.event,

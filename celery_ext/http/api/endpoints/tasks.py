@@ -50,7 +50,7 @@ operations = Operations("tasks", PREFIX)
 
 
 def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: bool = True) -> Row:
-    """A row of bulk scheduling for a new task. Raises a Problem where it may not be.
+    """The row of a new task for `schedule_many`. Raises a Problem if the task is not allowed.
 
     `by_status`: the receiver of an HTTP job answers by status alone.
     """
@@ -95,8 +95,8 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: b
 
 
 def _policies(given: list[dict[str, Any]]) -> str:
-    """The header for them. Raises a Problem, also for what would take the room of others."""
-    from celery_ext.policies.of_message import write  # few callers want it
+    """The header of policies. Raises a Problem, also for one that could take slots of others."""
+    from celery_ext.policies.of_message import write  # few callers need it
 
     if any("LimitUse" in each for each in given):
         raise Problem.of_field("policies", "LimitUse is for programs that use the broker itself")
@@ -123,7 +123,7 @@ def _check_job(new: NewTask, service: Service) -> None:
 
 
 def new_id() -> str:
-    """As Celery makes them in this process."""
+    """A new id, as Celery makes them in this process."""
     return str(celery.app.base.uuid())
 
 
@@ -169,7 +169,10 @@ async def put_task(call: Call) -> Response:
 
 
 def _elsewhere(call: Call, id: str) -> bool:
-    """Whether it is delayed already, in whichever queue. Raises a Problem for another's."""
+    """Whether the task is delayed already, in any queue.
+
+    Raises a Problem if another tenant's task has the id.
+    """
     service = call.service
     if delayed_infos(service, call.identity, id):
         return True
@@ -211,7 +214,7 @@ def _replace(call: Call, info: TaskInfo, new: NewTask, changes: dict[str, Any]) 
 
 
 def _priority(app: Celery, task: str, given: int | None) -> int:
-    """As Celery has it."""
+    """The priority of a task, by the rules of Celery."""
     own = getattr(app.tasks.get(task), "priority", None)
     found = (each for each in (given, own, app.conf.task_default_priority) if each is not None)
     return next(found, 0)
@@ -271,7 +274,7 @@ def change_task(call: Call) -> State:
 
 
 def _check_arguments_of(service: Service, info: TaskInfo) -> None:
-    """Raises a Problem where who may schedule a task could make another one of it."""
+    """Raises a Problem if new arguments would make a task that the caller may not schedule."""
     if is_job(info):
         raise Problem.of_field("args", "an HTTP job has none; PUT it with another content")
     if not service.may_schedule(info.task):
@@ -307,11 +310,14 @@ def terminate_task(call: Call) -> Response:
 
 
 def terminate(call: Call, id: str, queue: str | None) -> State:
-    """Tell the workers; returns the state until then. Raises a Problem if it does not run."""
+    """Tell the workers to end a task; returns its state before that.
+
+    Raises a Problem if the task does not run.
+    """
     found = find(call.service, call.identity, id, queue)
     if found is None:
         raise Problem(404, "there is no such task")
-    # Another tenant's task may have the same id, and run.
+    # A running task of another tenant may have the same id.
     record = history_of(call.service, call.identity, id, found["queue"])
     if record is None or not call.service.delayed.terminate(id, record.queue):
         raise Problem(409, f"no worker has recorded that it runs the task: it is {found['status']}")

@@ -1,4 +1,4 @@
-"""Tasks by state, page by page: ready ones, dead letters, and what workers have recorded."""
+"""Tasks by state, page by page: ready ones, dead letters, and those that workers recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...ready import EMPTY, SEARCH_SECONDS
 from ...status import State, state_of, state_of_record
 from ..dead_letters import letters_page
 
-#: Messages, or records, that one search looks at before it answers with what it has found.
+#: How many messages, or records, one search looks at before it returns what it has found.
 LOOKED_AT, RECORDS = 20_000, 5_000
 
 #: The lists of workers' records that have the tasks of a state.
@@ -33,7 +33,7 @@ LISTS = {
 
 
 def tasks_by_state(call: Call, search: Search) -> tuple[list[State], str | None]:
-    """The tasks of a state that is not delayed, and the cursor of the next ones; None: no more."""
+    """A page of tasks in a state other than delayed, and the next cursor; None: no more."""
     if search.state == "ready":
         ready, following = ready_page(call, search, search.limit, search.cursor)
         return [state_of(call.service, each.info) for each in ready], following
@@ -43,7 +43,7 @@ def tasks_by_state(call: Call, search: Search) -> tuple[list[State], str | None]
 
 
 def check(search: Search) -> None:
-    """Refuse what tasks of a state are not searched by. Raises Problem."""
+    """Raises a Problem for a criterion that the tasks of a state do not have."""
     for name in ("due_after", "due_before"):
         if getattr(search, name) is not None and search.state != "scheduled":
             raise Problem.of_field(name, "only delayed tasks are searched by due time")
@@ -68,7 +68,7 @@ def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
     found: list[State] = []
     left, state = RECORDS, search.state or ""
     for shard, of in _places(call, search, place):
-        # A page may have fewer records than ids: the place is that of a page, and how many of it.
+        # A page may have fewer records than ids: a place is that of a page, and an index in it.
         at = place[1] if (shard, of) == (place[0], place[2]) else 0
         more = True
         while more:
@@ -106,7 +106,7 @@ def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator
 
 
 def _is_meant(call: Call, search: Search, record: TaskHistory, state: str, of: str) -> bool:
-    if of != state:  # a process that is gone has not said that it has failed
+    if of != state:  # a process that died has not recorded the failure
         is_one = record.state == "lost" and not record.may_return
     else:
         is_one = is_listed(record, of)
@@ -117,7 +117,7 @@ def _is_meant(call: Call, search: Search, record: TaskHistory, state: str, of: s
 def ready_page(
     call: Call, given: Filter, limit: int, cursor: str | None, root_id: str | None = None
 ) -> tuple[list[ReadyTask], str | None]:
-    """Ready tasks, by queue, the latest first, and the cursor of the next ones; None: no more."""
+    """A page of ready tasks, by queue, the latest first, and the next cursor; None: no more."""
     place = cursors.read_place(cursor, call.identity)
     query = Query(
         task=given.task, queue=given.queue, tenant=given.tenant, where=given.where, root_id=root_id

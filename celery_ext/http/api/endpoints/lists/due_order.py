@@ -14,17 +14,17 @@ from ...models import Search
 from ...operations import Call
 from .search import query_of, search_page
 
-#: Of so many shards at the most tasks are brought into one order: each takes a call.
+#: The most shards whose tasks are brought into one order: each shard takes a call.
 MOST_SHARDS = 200
 
 Found = list[tuple[str, TaskInfo]]
 
 
 def due_page(call: Call, search: Search) -> tuple[Found, str | None, bool]:
-    """As `search_page`, and whether it is in the order of due times over all queues.
+    """As `search_page`, and whether the page is in the order of due times over all queues.
 
-    It is by queue where there are too many of them, or where the search is for some tasks only:
-    those of each queue would have to be found first.
+    It is by queue if there are too many shards, or if the search is for some tasks only: those of
+    each queue would have to be found first.
     """
     shards = sorted(call.service.shards(call.identity, search.queue))
     is_narrow = bool(search.task or search.tenant or search.where or call.identity.tenants)
@@ -43,12 +43,12 @@ def due_page(call: Call, search: Search) -> tuple[Found, str | None, bool]:
 def _tasks(
     call: Call, search: Search, shard: str, place: tuple[str, int, str], shards: int
 ) -> Iterator[tuple[int, str, int, TaskInfo]]:
-    """The tasks of a shard behind a place: due time, shard, number, and what it is."""
+    """The tasks of a shard after a place, each as due time, shard, number and task."""
     query, number, begins = query_of(search), 0, None
     after_ms = query.due_after_ms
     if shard == place[0] and place[2]:
         begins = Place(place[1], place[2].encode(errors="surrogateescape"))
-    elif place[0]:  # of those that are due at the same time, the ones of earlier shards were shown
+    elif place[0]:  # of tasks that are due at the same time, those of earlier shards were shown
         after_ms = max(after_ms, place[1] + (shard < place[0]))
     backlog, size = call.service.delayed.backlog(shard), search.limit // shards + 1
     while after_ms < min(query.due_before_ms, NEVER_MS):

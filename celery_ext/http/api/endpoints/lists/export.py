@@ -1,4 +1,4 @@
-"""Delayed tasks as NDJSON: all that a search means, as it is read."""
+"""Exports all delayed tasks that match a search as NDJSON, while they are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..bulk import MEDIA_TYPE
 from ..event_stream import Streamed
 from .search import page_of
 
-#: Tasks of one step, after which it says where to go on.
+#: How many tasks one step has. A line with the cursor follows each step.
 STEP = 1_000
 
 operations = Operations("tasks")
@@ -38,7 +38,7 @@ def _search(given: Filter, cursor: str | None) -> Search:
 
 
 async def _lines(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterator[str]:
-    """A line for each task, and one with the cursor behind each step; null: that was all."""
+    """A line for each task, and one with the cursor after each step; null: there are no more."""
     while True:
         cursor = page["next"]
         lines = [*page["tasks"], {"cursor": cursor}]

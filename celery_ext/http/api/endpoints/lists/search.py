@@ -17,8 +17,8 @@ from ...ready import EMPTY, SEARCH_SECONDS
 from ...status import state_of
 from .by_state import check, tasks_by_state
 
-#: Messages that one search looks at before it answers with what it has found; a fifth of them if
-#: it has to decode their arguments.
+#: How many messages one search looks at before it returns what it has found; a fifth of that if it
+#: has to decode arguments.
 LOOKED_AT = 20_000
 
 operations = Operations("tasks")
@@ -41,7 +41,7 @@ def page_of(call: Call, search: Search) -> dict[str, Any]:
 
 @dataclass
 class _Found:
-    """What one search has found; it looks at `left` more messages at the most."""
+    """What one search has found. It may look at `left` more messages."""
 
     limit: int
     infos: list[tuple[str, TaskInfo]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class _Found:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has enough, or has looked at enough, or for long enough."""
+        """Whether it has found enough, or has looked at enough, or for long enough."""
         return self.left <= 0 or self.missing <= 0 or self.is_late
 
     @property
@@ -63,9 +63,9 @@ class _Found:
 
 
 def search_page(call: Call, search: Search) -> tuple[list[tuple[str, TaskInfo]], str | None]:
-    """Tasks with their shards, and the cursor of the next ones; None: these were the last.
+    """A page of tasks with their shards, and the next cursor; None: there are no more.
 
-    Pages of one shard after the other are read, until there is enough or enough was looked at.
+    Reads one shard after the other until it has found enough or looked at enough.
     """
     query = query_of(search)
     shards = sorted(call.service.shards(call.identity, search.queue))
@@ -92,7 +92,7 @@ def _begin(call: Call, cursor: str | None) -> tuple[str, Place | None]:
 def _look_through(
     call: Call, query: Query, name: str, place: Place | None, found: _Found
 ) -> Place | None:
-    """Where the next page of a shard begins; None: it has no more."""
+    """Search a shard; returns where its next page begins, or None if it has no more."""
     is_narrow = bool(
         query.task or query.tenant or query.where or query.root_id or call.identity.tenants
     )
@@ -124,7 +124,7 @@ def of_root(call: Call, root: str, limit: int) -> tuple[list[TaskInfo], bool]:
 
 
 def _following(shard: str, place: Place | None, shards: list[str]) -> str | None:
-    """The next page begins behind the place, or in the next shard."""
+    """The cursor of the next page: after the place, or else in the next shard, if there is one."""
     if place is not None:
         member = place.member.decode(errors="surrogateescape")
         return cursors.write(shard, place.due_ms, member)

@@ -1,4 +1,4 @@
-"""Limits: how much there is, in use, and what waits for it."""
+"""Limits: their capacity and use, and the tasks that wait for them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from ...status import state_of
 if TYPE_CHECKING:
     from celery_ext.policies import RunningTask
 
-#: How old a reading may be.
+#: How long readings are cached.
 SECONDS = 2.0
 
-#: So many running tasks are read of a queue, and what is shown of each beside what may be unknown.
+#: How many running tasks of a queue are read, and the fields of each that are shown unchanged.
 RUNNING = 1_000
 SHOWN = "queue", "tenant", "worker", "keys", "weights"
 
@@ -53,7 +53,7 @@ operations = Operations("limits", "/v1")
 
 
 def usage_of(call: Call, queue: str) -> GateUsage:
-    """The usage of a gate, for all or for the caller's tenants; read once for all callers."""
+    """The usage of a queue's gate, for all or the caller's tenants; cached for all callers."""
     delayed, tenants = call.service.delayed, call.identity.tenants
     return call.service.cache.get(
         ("usage", queue, tenants), SECONDS, lambda: gate_usage(delayed, queue, tenants)
@@ -188,7 +188,7 @@ def reset_limit(call: Call) -> dict[str, Any]:
 def keys_of(
     call: Call, usage: GateUsage, info: LimitInfo, query: Any, size: int
 ) -> tuple[list[KeyInfo], str | None]:
-    """Some keys of a limit, by the `key` and `cursor` of a query, and the next cursor."""
+    """A page of a limit's keys, by the `key` and `cursor` of a query, and the next cursor."""
     after = tuple(cursors.read(query.cursor, int, int, str)) if query.cursor else None
     if info.keys is None:
         return [], None
@@ -198,7 +198,7 @@ def keys_of(
 
 
 def waiting_tasks(call: Call, usage: GateUsage, name: str) -> list[TaskInfo]:
-    """Some tasks that wait for a limit, of those that the caller sees."""
+    """Some tasks that wait for a limit and that the caller may see."""
     store = call.service.delayed.store
     found: list[TaskInfo] = []
     for member in usage.first_ids(store, names_of(usage, name)):

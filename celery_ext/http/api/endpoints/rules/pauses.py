@@ -40,7 +40,7 @@ def resume_queue(call: Call) -> dict[str, Any]:
 def pause(
     call: Call, queue: str, why: str, length: str | float | None, **part: str | None
 ) -> QueuePause:
-    """Pause a queue, or a part of it, for who calls. Raises a Problem for one that there is not."""
+    """Pause a queue, or a part of it, for the caller. Raises a Problem if it does not exist."""
     call.identity.require_whole()
     call.identity.check_queue(queue)
     call.note("pause", queue)
@@ -55,7 +55,7 @@ def pause(
 
 
 def resume(call: Call, queue: str, **part: str | None) -> bool:
-    """Resume a queue, or a part of it, for who calls; returns whether it was paused."""
+    """Resume a queue, or a part of it, for the caller; returns whether it was paused."""
     call.identity.require_whole()
     call.identity.check_queue(queue)
     call.note("resume", queue)

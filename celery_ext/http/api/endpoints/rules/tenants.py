@@ -20,7 +20,7 @@ from ...limit_models import OneTenant, Tenants, TenantsQuery
 from ...operations import Call, Operations
 from .limits import usage_of
 
-#: How many wait (negative, so that the busiest lead), tenant, queue.
+#: How many messages wait (negative, so that the busiest tenants are first), tenant, queue.
 Place = tuple[int, str, str]
 
 operations = Operations("limits", "/v1/tenants")
@@ -38,7 +38,7 @@ def list_tenants(call: Call) -> dict[str, Any]:
 
 
 def tenants_page(call: Call, query: TenantsQuery) -> tuple[list[TenantInfo], str | None, bool]:
-    """Some tenants, the cursor of the next ones (None: no more), and whether all were read."""
+    """A page of tenants, the next cursor (None: no more), and whether all messages were read."""
     place: Place = -NEVER_MS, "", ""
     if query.cursor:
         waiting, name, queue = cursors.read(query.cursor, int, str, str)
