@@ -1,4 +1,4 @@
-"""What has happened lately, from the lifecycle events: how much, and how late."""
+"""Recent throughput and lateness, from the lifecycle events."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 from kombu_delayed.store.store import Store
 
-#: Throughput is shown by parts of so many seconds.
+#: The length of one part of the throughput chart, and the number of parts.
 PART_SECONDS, PARTS = 15, 40
 
-#: Events that the first look reads, and the most that one look reads of a shard.
+#: How many events of a shard the first look reads, and how many each later look reads at most.
 FIRST_SIZE, LOOK_SIZE = 5_000, 10_000
 
-#: Lateness of the last deliveries.
+#: For how many of the last deliveries of a shard the lateness is kept.
 LATENESS_SIZE = 1_000
 
-#: Streams that are followed: of one look, and of all who look.
+#: How many streams are followed: for one look, and for all visitors.
 FOLLOWED, REMEMBERED = 1_000, 3_000
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What the last ten minutes were like. `parts` are tasks that were done in each 15 s.
+    """The activity of the last ten minutes. `parts` are the tasks that were done in each 15 s.
 
-    Lateness is from due to delivered, in seconds, of the last deliveries; None: there was none.
-    `is_partial`: more has happened than was read. `is_told`: there are events at all.
+    Lateness is the time from due to delivered, in seconds, of the last deliveries; None: there was
+    none. `is_partial`: not all events were read. `is_told`: there are events at all.
     """
 
     parts: list[int]
@@ -70,16 +70,16 @@ class _Followed:
 
 
 class ActivityReader:
-    """Follows streams of events as long as somebody looks; each look reads what is new."""
+    """Follows streams of events as long as there are visitors; each look reads the new events."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._followed: Any = LRUCache(REMEMBERED)
 
     def look(self, store: Store, shards: list[str]) -> Activity:
-        """The last ten minutes of some shards."""
+        """The activity of some shards in the last ten minutes."""
         last = int(time.time()) // PART_SECONDS
-        parts = range(last - PARTS, last)  # the one that has begun would look like a standstill
+        parts = range(last - PARTS, last)  # the present part would look like a standstill
         with self._lock:
             found = [self._read(store, shard, last) for shard in shards[:FOLLOWED]]
         late = sorted(s for each in found for part, s in each.lateness if part >= parts[0])
@@ -118,6 +118,6 @@ class ActivityReader:
 
 
 def _lately(counters: list[Counter[int]], last: int) -> int:
-    """In the last whole minute."""
+    """The sum of the counters over the last whole minute."""
     parts = range(last - 60 // PART_SECONDS, last)
     return sum(counter[part] for counter in counters for part in parts)

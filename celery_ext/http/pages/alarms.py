@@ -1,4 +1,4 @@
-"""What somebody should see to."""
+"""Alarms: problems that need attention."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from kombu_delayed.store.queue_metrics import Metrics
 
 from .visit import Visit
 
-#: As late as this is worth a warning, and more than one.
+#: How late a task must be for a warning, and for a critical alarm.
 LATE_SECONDS, VERY_LATE_SECONDS = 60, 900
 
-#: Server settings and clocks change seldom, and each look logs what is wrong with them.
+#: How long the findings about server settings and clocks are cached: these change seldom, and each
+#: check logs its findings.
 SERVER_SECONDS = 600.0
 
 LEVELS = ("critical", "warning", "note")
@@ -25,7 +26,7 @@ LEVELS = ("critical", "warning", "note")
 
 @dataclass(frozen=True)
 class Alarm:
-    """`level` is one of LEVELS; `path` is where to see more."""
+    """An alarm. `level` is one of LEVELS; `path` is the page that shows more."""
 
     level: str
     text: str

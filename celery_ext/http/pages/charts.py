@@ -23,7 +23,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Bars, or the points of a line, and the scale: the values of lines from the bottom up."""
+    """Bars, or the points of a line, and the scale: the values of its marks from the bottom up."""
 
     bars: Sequence[Bar]
     points: str
@@ -35,7 +35,7 @@ class Chart:
 
 
 def nice(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, … that is no smaller."""
+    """The smallest of 1, 2, 5, 10, 20, … that is at least a value; 1 for 0."""
     if value <= 0:
         return 1
     unit = 10.0 ** floor(log10(value))
@@ -48,7 +48,7 @@ def _scale(values: Sequence[float]) -> list[float]:
 
 
 def bars(values: Sequence[float]) -> Chart:
-    """Bars side by side; what is more than nothing is to be seen."""
+    """Bars side by side; a value above 0 is always visible."""
     scale = _scale(values)
     step = WIDTH / max(len(values), 1)
     found = []
@@ -67,7 +67,7 @@ def bars(values: Sequence[float]) -> Chart:
 
 
 def line(values: Sequence[float], top: float | None = None) -> Chart:
-    """The points of a line; `top` is where the scale ends, if another line has it."""
+    """The points of a line; `top` is the end of the scale, if another line determines it."""
     scale = _scale(values) if top is None else [0, top / 2, top]
     step = WIDTH / max(len(values) - 1, 1)
     points = (

@@ -1,4 +1,4 @@
-"""What a form of several tasks or letters means: those that were ticked, or all of a search."""
+"""The tasks or letters that a form selects: those that were ticked, or all of a search."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from .visit import Form, Shown
 
 T = TypeVar("T")
 
-#: How many one form changes.
+#: How many items one form changes at most.
 MOST = 10_000
 
 #: How long one form searches for the items that match.
 LOOK_SECONDS = 10.0
 
-#: Fields of a form, with what is wrong about each.
+#: The wrong fields of a form, with what is wrong with each: none.
 NO_ERRORS: Mapping[str, str] = {}
 
-#: By shard.
+#: The selected items, by shard.
 Chosen = dict[str, list[T]]
 
-#: A page of a search: how many at the most, from which cursor on.
+#: Returns a page of a search and the next cursor, for a maximum size and a cursor.
 Search = Callable[[int, str | None], tuple[Sequence[tuple[str, T]], str | None]]
 
-#: The items with some ids in a queue, by shard.
+#: Returns the items with some ids in a queue, by shard.
 Find = Callable[[str, Sequence[str]], Iterable[tuple[str, Sequence[T]]]]
 
 
 def ticked(form: Form) -> Iterator[tuple[str, str]]:
-    """Queue and id of each that was chosen by itself."""
+    """The queue and id of each item that was ticked."""
     for name in form.all("chosen")[:MOST]:
         queue, id = cursors.read(name, str, str)
         yield queue, id
@@ -46,7 +46,7 @@ def choose(
     search: Search[T],
     find: Find[T],
 ) -> tuple[Chosen[T], bool]:
-    """The items that a form means, by shard, and whether these are all of them."""
+    """The items that a form selects, by shard, and whether these are all of them."""
     if form.one("all"):
         return _choose_all(search)
     return by_name(ticked(form), find), True
@@ -79,19 +79,19 @@ def _choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:
 
 
 def parts(chosen: Chosen[T]) -> Iterator[tuple[str, list[T]]]:
-    """As many of a shard as one call takes."""
+    """The items of each shard in parts that one call can take."""
     for shard, found in chosen.items():
         yield from ((shard, [*part]) for part in chunks(found))
 
 
 def among(form: Form, count: int) -> int:
-    """How many its preview has shown, or as many as were found now, if these are more."""
+    """How many items the form's preview has shown, or how many there are now, if these are more."""
     shown = form.one("seen")
     return max(count, int(shown) if len(shown) < 9 and shown.isdecimal() else 0)
 
 
 def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:
-    """What a form means, for the audit log."""
+    """What a form selects, as text for the audit log."""
     return (
         f"{count} {what} with {given}"
         if form.one("all")
@@ -102,7 +102,7 @@ def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:
 def preview(
     form: Form, verbs: Mapping[str, str], names: Iterable[str], kinds: Counter[Any], is_all: bool
 ) -> Shown:
-    """What all previews show: the name of each chosen item in forms, and its kind."""
+    """The values that all previews need: the names of the items in forms, their kinds, and more."""
     verb = form.verb(verbs)
     return {
         "verb": verb,

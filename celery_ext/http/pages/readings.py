@@ -1,4 +1,4 @@
-"""What several pages show of queues, read once for all visitors."""
+"""Readings of queues that several pages show, cached for all visitors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _metrics(visit: Visit, queue: str) -> Metrics:
 
 
 def consumers(visit: Visit, queue: str | None = None) -> list[ConsumerInfo]:
-    """Who consumes, by queue; whose lease ends first in front."""
+    """The consumers by queue, those whose leases end first in front."""
     store = visit.service.delayed.store
     found: list[ConsumerInfo] = []
     for name in visit.chosen_queues(queue):
@@ -38,7 +38,7 @@ def consumers(visit: Visit, queue: str | None = None) -> list[ConsumerInfo]:
 
 
 def forecast(visit: Visit, hours: float, buckets: int, queue: str | None = None) -> Forecast:
-    """The load ahead, in parts that begin at whole multiples of their length."""
+    """The forecast, in parts that begin at whole multiples of their length."""
     length = timedelta(hours=hours) / buckets
     start = EPOCH + (datetime.now(timezone.utc) - EPOCH) // length * length
     whole, delayed = Forecast.none(start, length, buckets), visit.service.delayed

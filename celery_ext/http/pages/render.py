@@ -1,4 +1,4 @@
-"""Templates, and how counts and times read in them."""
+"""Templates, and the formats of counts and times in them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .visit import View, Visit
 
 THEMES = ("light", "dark")
 
-#: Where the theme is kept that was chosen.
+#: The cookie with the chosen theme.
 THEME_COOKIE = "delayed_theme"
 
 
 def readable(value: Any) -> Any:
-    """Text without what would show other text, or cannot be sent; None is nothing."""
+    """Text without characters that would disguise it or cannot be sent; empty for None."""
     if value is None:
         return ""
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -40,7 +40,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def moment(at: datetime | int | None) -> Markup:
-    """A time as how far away it is, with itself as title; given in UTC or in ms."""
+    """A time, given in UTC or in ms, as how far away it is; the time itself is the title."""
     if at is None:
         return Markup("")
     if isinstance(at, int):
@@ -56,7 +56,7 @@ def absolute(at: datetime | int) -> str:
     return f"{found:%Y-%m-%d %H:%M:%S} UTC"
 
 
-#: How times read in UTC. The script of the pages knows the same forms for the reader's zone.
+#: The formats of times in UTC. The script of the pages has the same ones for the reader's zone.
 FORMS = {"full": "%Y-%m-%d %H:%M:%S UTC", "clock": "%H:%M", "day": "%b %d"}
 
 
@@ -70,7 +70,7 @@ def zoned(at: datetime | int, form: str = "full") -> Markup:
 
 @cache
 def _environment() -> Environment:
-    """All templates, compiled: the first visitor does not wait for it."""
+    """All templates, compiled in advance, so that the first visitor does not wait for that."""
     made = Environment(
         loader=PackageLoader(__package__),
         autoescape=True,
@@ -100,7 +100,7 @@ def _environment() -> Environment:
 
 
 class Renderer:
-    """Makes pages of templates. `version` is that of the assets."""
+    """Renders pages from templates. `version` is that of the assets."""
 
     def __init__(self, views: Sequence[View], needs_login: bool, version: str) -> None:
         self._views, self._needs_login, self._version = views, needs_login, version

@@ -1,4 +1,4 @@
-"""The pages as a whole: who sees what, their forms, their errors."""
+"""The pages as a whole: access to them, their forms, their errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Endpoint = Callable[[Visit], Awaitable[Response]]
 
 
 class Site:
-    """All pages. `needs_login`: nobody sees any without a token."""
+    """All pages. `needs_login`: they need a login with a token."""
 
     def __init__(self, service: Service, needs_login: bool, rate_limit: RateLimit) -> None:
         self._service, self._needs_login = service, needs_login
@@ -104,7 +104,7 @@ class Site:
         return path.startswith("/assets/") or path in ("/login", "/logout")
 
     async def identity(self, visitor: HTTPConnection) -> Identity:
-        """Who visits. Raises a Problem where a login is needed."""
+        """The visitor's identity. Raises a Problem if a login is needed."""
         if not self._needs_login:
             return ANYBODY
         secret = visitor.cookies.get(cookie_of(visitor), "")
@@ -133,7 +133,7 @@ class Site:
         self, visit: Visit, template: str, shown: Mapping[str, Any], status: int = 200
     ) -> Response:
         text = self._renderer.page(visit, template, shown)
-        # Without a referrer at all, browsers hide the origin of the pages' own forms as well.
+        # With `no-referrer`, browsers would hide even the origin of the pages' own forms.
         headers = {"Content-Security-Policy": _POLICY, "Referrer-Policy": "same-origin"}
         made = Response(text.encode(errors="replace"), status, headers, media_type="text/html")
         if secret := visit.request.scope.get("delayed.new_secret"):
@@ -173,11 +173,11 @@ class Site:
 
         made = Route(path, answer, methods=[method])
         if path.startswith("/live/") and made.methods is not None:
-            made.methods.discard("HEAD")  # its answer would have no end
+            made.methods.discard("HEAD")  # its answer would never end
         return made
 
     def _checked(self, act: Callable[[Visit, Form], Awaitable[Response]]) -> Endpoint:
-        """Take a form of these pages only."""
+        """Accept a form only if it comes from these pages."""
 
         async def endpoint(visit: Visit) -> Response:
             form = Form(await visit.request.body())

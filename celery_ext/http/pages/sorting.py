@@ -1,4 +1,4 @@
-"""Lists in the order that a visitor chooses, of the first ones that match."""
+"""Sorts the first items of a list that match, in the order that a visitor chooses."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .visit import Shown, Visit
 
 T = TypeVar("T")
 
-#: So many are read and sorted, and for so long it is read.
+#: How many items are read and sorted, and how long the reading may take.
 SORTED, LOOK_SECONDS = 2_000, 2.0
 
-#: Sorts of a list: what each is called, and what it is by.
+#: The sort orders of a list: the label and the key of each.
 Sorts = Mapping[str, tuple[str, Callable[[Any], Any]]]
 
 
 class Order(NamedTuple):
-    """How a list is asked for: by which of its sorts, from which place on."""
+    """The requested sort order of a list, and the place where the page begins."""
 
     sort: str
     start: int
 
     @classmethod
     def of(cls, visit: Visit, sorts: Sorts) -> Order:
-        """As the address says it. Raises a Problem."""
+        """Read the order from the address. Raises a Problem if it is invalid."""
         params = visit.params()
         sort, start = params.get("sort", ""), params.get("start", "0")
         if sort and sort not in sorts:
@@ -36,7 +36,7 @@ class Order(NamedTuple):
         return cls(sort, int(start))
 
     def part(self, found: Sequence[T], sorts: Sorts, size: int) -> tuple[list[T], int | None]:
-        """A page of it, and where the next one begins; None: this is the last."""
+        """A page of the sorted list, and where the next one begins; None: this is the last."""
         ordered = sorted(found, key=sorts[self.sort][1])
         end = self.start + size
         return ordered[self.start : end], end if end < len(ordered) else None
@@ -45,7 +45,7 @@ class Order(NamedTuple):
 def read_first(
     read: Callable[[int, str | None], tuple[Sequence[T], str | None]],
 ) -> tuple[list[T], bool]:
-    """The first ones of a search, and whether there are more."""
+    """The first items of a search, and whether there are more."""
     found, cursor, until = list[T](), None, time.monotonic() + LOOK_SECONDS
     while True:
         part, cursor = read(min(SORTED - len(found), 1_000), cursor)
@@ -55,7 +55,7 @@ def read_first(
 
 
 def shown(order: Order, sorts: Sorts) -> Shown:
-    """What templates need of the order of a list."""
+    """The values that templates need for the order of a list."""
     return {
         "sort": order.sort,
         "sorts": {name: words for name, (words, _) in sorts.items()},

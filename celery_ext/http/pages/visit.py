@@ -1,4 +1,4 @@
-"""One request of a page, and what pages are."""
+"""A request for a page, and the definition of pages and forms."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..api.operations import Call, validated
 from ..auth.sessions import cookie_name
 from ..problems import Problem
 
-#: Fields of a form that are read.
+#: The most fields that a form may have.
 FIELDS = 2_000
 
 
 class Form:
-    """What a form has sent; of most fields there is one."""
+    """The submitted fields of a form; most have one value."""
 
     def __init__(self, body: bytes) -> None:
         try:
@@ -34,26 +34,26 @@ class Form:
             self._values.setdefault(name, []).append(value)
 
     def one(self, name: str) -> str:
-        """The value of a field; empty where there is none."""
+        """The value of a field; empty if there is none."""
         return self._values.get(name, [""])[0]
 
     def all(self, name: str) -> list[str]:
         return self._values.get(name, [])
 
     def verb(self, verbs: Mapping[str, str]) -> str:
-        """What is to be done. Raises Problem for what is none of the verbs."""
+        """The action to take. Raises a Problem if it is none of the verbs."""
         verb = self.one("verb")
         if verb not in verbs:
             raise Problem.of_field("verb", f"it is one of {', '.join(verbs)}")
         return verb
 
     def given(self, names: list[str]) -> dict[str, str]:
-        """Those of these fields that say something."""
+        """Those of some fields that are not empty."""
         return {name: value for name in names if (value := self.one(name))}
 
 
 class Pages(Protocol):
-    """What makes pages of templates."""
+    """Renders pages from templates."""
 
     def make(
         self, visit: Visit, template: str, shown: Mapping[str, Any], status: int = 200
@@ -66,7 +66,7 @@ class Pages(Protocol):
 
 @dataclass
 class Visit(Call):
-    """A request of a page. `csrf` is what its forms must have."""
+    """A request for a page. `csrf` is the token that its forms must have."""
 
     pages: Pages = field(kw_only=True)
     csrf: str = ""
@@ -85,14 +85,14 @@ class Visit(Call):
         return f"{self.root}{path}{'?' if query else ''}{query}"
 
     def params(self) -> dict[str, str]:
-        """What the query says; an empty field of a form says nothing."""
+        """The query, without empty parameters: these come from empty fields of a form."""
         return {name: value for name, value in self.request.query_params.items() if value}
 
     def render(self, template: str, shown: Mapping[str, Any], status: int = 200) -> Response:
         return self.pages.make(self, template, shown, status)
 
     def take(self, form: Form) -> None:
-        """Raises a Problem for a form that was sent before: twice would move tasks twice."""
+        """Raises a Problem if a form was submitted before: twice would move tasks twice."""
         if (id := form.one("once")) and not self.pages.take_form(id):
             raise Problem(409, "this form was sent before, and done: look at the result")
 
@@ -100,12 +100,12 @@ class Visit(Call):
         return RedirectResponse(self.url(path, **params), 303)
 
     def queues(self) -> list[str]:
-        """The queues that are the visitor's, without those of Celery's remote control."""
+        """The queues that the visitor may see, without those of Celery's remote control."""
         found = self.service.queues(self.identity)
         return [name for name in found if not CELERY_OWN.search(name)]
 
     def chosen_queues(self, queue: str | None) -> list[str]:
-        """One queue, or all that are the visitor's. Raises a Problem for one that is not."""
+        """One queue, or all that the visitor may see. Raises a Problem for another one."""
         return self.queues() if queue is None else self.service.queues(self.identity, queue)
 
     def shards(self, queue: str | None = None) -> list[str]:
@@ -124,10 +124,10 @@ Shown = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class View:
-    """A page that shows something. `look` is called in a thread.
+    """A page. `look` reads what it shows, and is called in a thread.
 
-    `seconds` is how often it is looked at anew while somebody watches; 0: never. `is_whole` is
-    about all tenants, `is_whole_live` in what is live only. One without a title is not in the menu.
+    `seconds` is how often an open page is updated; 0: never. `is_whole`: it covers all tenants;
+    `is_whole_live`: only its live part does. A page without a title is not in the menu.
     """
 
     name: str
@@ -145,7 +145,7 @@ class View:
 
 @dataclass(frozen=True)
 class Action:
-    """A form that is sent. `act` is called in a thread."""
+    """What happens when a form is submitted. `act` is called in a thread."""
 
     path: str
     act: Callable[[Visit, Form], Response]
@@ -159,7 +159,7 @@ def cookie_of(visitor: HTTPConnection) -> str:
 
 def set_cookie(visit: Visit, response: Response, secret: str, seconds: int | None = None) -> None:
     request = visit.request
-    # Behind a proxy that speaks TLS, only the browser knows.
+    # Behind a proxy that terminates TLS, only the browser knows the scheme.
     is_https = "https" in (request.url.scheme, request.headers.get("origin", "").partition(":")[0])
     response.set_cookie(
         visit.cookie,

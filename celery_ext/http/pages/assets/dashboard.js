@@ -3,7 +3,7 @@ import { morph } from "./morph.js";
 
 const byId = (id) => document.getElementById(id);
 
-// Times: how far away they are, as they pass.
+// Times as how far away they are, updated every second.
 
 function span(seconds) {
   const units = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
@@ -32,7 +32,7 @@ function tick() {
 setInterval(tick, 1000);
 tick();
 
-// Times in the reader's zone: the server knows UTC only.
+// Times in the reader's zone: the server knows only UTC.
 
 const zoneName = (at) => new Intl.DateTimeFormat("en", { timeZoneName: "short" }).formatToParts(at).find((each) => each.type === "timeZoneName").value;
 
@@ -52,7 +52,7 @@ function zones() {
 }
 zones();
 
-// Light and dark: the choice is kept for the server to render.
+// Light and dark: a cookie keeps the choice, so that the server renders it.
 
 const themeSwitch = byId("theme-switch");
 if (themeSwitch) {
@@ -65,7 +65,7 @@ if (themeSwitch) {
   });
 }
 
-// Live: the server sends what the page shows now.
+// Live updates: the server sends the present content of the page.
 
 const live = byId("live");
 const liveSwitch = byId("live-switch");
@@ -82,7 +82,7 @@ class Live {
       this.paused = !this.paused;
       this.follow();
     });
-    // A page that nobody sees holds no connection: browsers have few.
+    // A hidden page holds no connection: browsers allow only a few.
     document.addEventListener("visibilitychange", () => this.follow());
     this.follow();
   }
@@ -107,15 +107,15 @@ class Live {
         this.fail("The server has refused");
         this.wait(3, () => this.retry());
       } else {
-        // It also ends a stream now and then, and is asked again at once.
+        // The server also ends a stream now and then, and the browser reconnects at once.
         this.lost ??= setTimeout(() => this.fail("The server does not answer"), 5000);
       }
     });
     this.source.addEventListener("open", () => this.heard());
   }
 
-  // The server says something at least every 15 seconds. A connection that is silent for longer is
-  // opened anew: nothing else ends it when the network has gone, or the computer has slept.
+  // The server sends something at least every 15 seconds. A connection that is silent for longer is
+  // reopened: nothing else ends it when the network is gone, or the computer has slept.
   heard() {
     this.wait(SILENT_SECONDS, () => {
       this.fail("The server does not answer");
@@ -166,7 +166,7 @@ class Live {
 }
 if (live?.dataset.live && liveSwitch) new Live();
 
-// Selecting many.
+// Selecting several rows.
 
 const choose = document.querySelector("form.choose");
 if (choose) {
@@ -206,7 +206,7 @@ if (choose) {
   count();
 }
 
-// The result of a form is told once, and not again by the address.
+// The result of a form is shown once, and not again when its address is opened.
 
 const address = new URL(location);
 if (address.searchParams.has("done")) {
@@ -214,7 +214,7 @@ if (address.searchParams.has("done")) {
   history.replaceState(history.state, "", address);
 }
 
-// A page that could not be shown opens when it can be.
+// A page that could not be shown is reloaded as soon as it can be.
 
 if (byId("again")) {
   const retry = async () => {

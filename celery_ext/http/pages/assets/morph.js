@@ -1,4 +1,4 @@
-// Makes one tree of nodes like another: what is the same stays, with its focus and selection.
+// Makes one tree of nodes like another: nodes that are the same keep their focus and selection.
 
 export function morph(old, fresh) {
   const keyed = new Map();
@@ -34,7 +34,7 @@ function alike(one, other) {
 
 function attributes(old, fresh) {
   for (const { name } of [...old.attributes]) {
-    // Whether it is open is the reader's.
+    // The reader decides whether it is open.
     if (!fresh.hasAttribute(name) && !(old.nodeName === "DETAILS" && name === "open")) old.removeAttribute(name);
   }
   for (const { name, value } of [...fresh.attributes]) {

@@ -1,4 +1,4 @@
-"""The canvas of a task: what came before it, and the tasks that it has led to."""
+"""The canvas of a task: the tasks before it, and the tasks that it has led to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kombu_delayed.store.outcomes.records import LISTS
 from ..visit import Visit
 from .results.failures import recorded
 
-#: Tasks that are shown, and read of each kind.
+#: How many tasks are shown, and how many of each kind are read.
 SHOWN, READ = 50, 200
 
 
@@ -30,7 +30,7 @@ class Kin(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """The first task of a canvas, the one that has sent a task, and its group."""
+    """The ids of the first task of a canvas, of the task that sent a task, and of its group."""
 
     root: str | None
     parent: str | None
@@ -38,7 +38,7 @@ class Ids(NamedTuple):
 
     @classmethod
     def of(cls, id: str, info: TaskInfo | None, record: TaskHistory | None) -> Ids:
-        """As the message says it, or what is recorded of it."""
+        """Read the ids from the message, or else from the record."""
         headers = info.headers if info else {}
         found = [headers.get(name) for name in ("root_id", "parent_id", "group")]
         if record is not None and not any(found):

@@ -1,4 +1,4 @@
-"""Who consumes: how long the lease lasts, and what is in flight."""
+"""The consumers: how long their leases last, and how many messages they hold."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ..visit import Form, Visit, set_cookie
 
 
 class Login:
-    """The form that takes a token, and what ends its session."""
+    """Login with a token, and logout."""
 
     def __init__(self, sessions: Sessions, seconds: int, rate_limit: RateLimit) -> None:
         self._sessions, self._seconds, self._rate_limit = sessions, seconds, rate_limit
@@ -20,7 +20,7 @@ class Login:
         return visit.render("login.html", {"next": visit.params().get("next"), "wrong": ""})
 
     async def begin(self, visit: Visit, form: Form) -> Response:
-        """A new secret for the browser: one that others may know by then is worth nothing."""
+        """Log in, with a new secret for the browser: others may know its previous one."""
         begun = await visit.run(self._sessions.begin, form.one("token").strip())
         if begun is None:
             client = visit.request.client
@@ -43,6 +43,6 @@ class Login:
 
 
 def _local(target: str) -> str:
-    """A path of these pages; another site's is none."""
+    """The target if it is a path of these pages, and not of another site; otherwise `/`."""
     is_path = target.startswith("/") and not target.startswith("//")
     return target if is_path and target.isprintable() and "\\" not in target else "/"

@@ -1,4 +1,4 @@
-"""The overview: what there is, what is ahead, how it goes, and what to see to."""
+"""The overview: counts, forecast, activity and alarms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..readings import COUNT_SECONDS, consumers, forecast, metrics
 from ..visit import Shown, View, Visit, asked
 from .results.failures import shown_counts
 
-#: How far to look ahead: hours, parts, what it is called.
+#: How far to look ahead: hours, parts and label.
 HORIZONS = {
     "hour": (1, 60, "Next hour"),
     "day": (24, 48, "Next 24 hours"),
@@ -24,7 +24,7 @@ HORIZONS = {
     "month": (720, 60, "Next 30 days"),
 }
 
-#: Queues on the page.
+#: The most queues on the page.
 QUEUES = 200
 
 NOTHING = Metrics(0, 0, 0, 0, 0, 0, 0.0, None, 0, 0, 0, False)

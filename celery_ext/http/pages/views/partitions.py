@@ -1,4 +1,4 @@
-"""The pieces that the backlog is kept in."""
+"""The partitions of the backlog."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ SECONDS, SHOWN = 5.0, 500
 
 
 class Asked(BaseModel):
-    """What of the entries."""
+    """A filter for the entries."""
 
     name: str | None = None
 
@@ -39,7 +39,7 @@ def _read(visit: Visit) -> list[PeriodicTask]:
     try:
         return periodic_tasks(visit.service.app)
     finally:
-        close_old_connections()  # this thread lives for long
+        close_old_connections()  # this thread is long-lived
 
 
 def _queue(visit: Visit, task: PeriodicTask) -> str:

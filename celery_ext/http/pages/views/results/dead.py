@@ -1,4 +1,4 @@
-"""Dead letters: why there are which, grouped, and the letters of a group."""
+"""Dead letters: groups by task and reason, and the letters of a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ... import sorting
 from ...sorting import Order
 from ...visit import Form, Shown, View, Visit
 
-#: The newest letters, of which groups are made.
+#: How many of the newest letters are grouped.
 GROUPED = 5_000
 
 #: How old groups may be.
@@ -29,7 +29,7 @@ GROUP_SECONDS = 3.0
 #: Groups and letters on a page.
 GROUPS, PAGE_SIZE = 50, 50
 
-#: Bars of a group.
+#: The number of bars in the chart of a group.
 PARTS = 24
 
 FIELDS = ["queue", "task", "reason"]
@@ -43,13 +43,13 @@ SORTS: sorting.Sorts = {
     "deliveries": ("deliveries", lambda each: -(each.letter.deliveries or 0)),
 }
 
-#: What is another one in each letter: ids, addresses, numbers.
+#: The parts of a reason that differ in each letter: ids, addresses, numbers.
 _VARIES = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|0x[0-9a-f]+|\d+")
 
 
 @dataclass
 class Group:
-    """Tasks of one name in one queue with the same error or reason, but for numbers in it."""
+    """Tasks of one name in one queue with the same error or reason, apart from numbers in it."""
 
     queue: str
     task: str
@@ -59,7 +59,7 @@ class Group:
 
     @property
     def task_pattern(self) -> str:
-        """As a search takes it."""
+        """The name of the task, as a pattern for a search."""
         return escape(self.task)
 
     @property
@@ -75,7 +75,7 @@ class Group:
         return max(self.times)
 
     def over_time(self, from_ms: int, to_ms: int) -> list[int]:
-        """How many there were in each part of a time."""
+        """How many there were in each part of a period."""
         counts = [0] * PARTS
         for at_ms in self.times:
             part = (at_ms - from_ms) * PARTS // max(to_ms - from_ms, 1)
@@ -84,7 +84,7 @@ class Group:
 
 
 def grouped(found: Iterable[tuple[str, str, str, int]]) -> list[Group]:
-    """Groups, the largest in front, of what has a queue, a task, an error or reason and a time."""
+    """Group what has a queue, a task, an error or reason, and a time; the largest group first."""
     groups: dict[tuple[str, str, str], Group] = {}
     for queue, task, why, at_ms in found:
         key = queue, task, pattern_of(why)
@@ -93,7 +93,7 @@ def grouped(found: Iterable[tuple[str, str, str, int]]) -> list[Group]:
 
 
 def pattern_of(reason: str) -> str:
-    """A reason with `*` for what varies, as a search takes it."""
+    """A reason as a pattern for a search, with `*` for the parts that vary."""
     return _VARIES.sub("*", escape(reason))
 
 
@@ -150,7 +150,10 @@ def filter_of(form: Form) -> dict[str, str]:
 
 
 def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | None]:
-    """Groups, of how many letters they are, and how many there are, for who may know."""
+    """The groups, the number of letters in them, and the number of all letters.
+
+    The latter is None if the visitor may not see all tenants.
+    """
     store, shards = visit.service.delayed.store, visit.shards(queue)
 
     def read() -> tuple[list[Group], int]:
@@ -169,7 +172,7 @@ def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | No
 
 
 def newest(visit: Visit, shards: list[str]) -> Iterator[DeadTask]:
-    """The newest letters of some shards, as many of each."""
+    """The newest letters of some shards, the same number of each."""
     store = visit.service.delayed.store
     each = max(GROUPED // max(len(shards), 1), CALL_LIMIT)
     for shard in shards:

@@ -1,4 +1,4 @@
-"""What became of tasks, failures first: what failed, waits for another try, runs, or was slow."""
+"""The outcomes of tasks, failures first: tasks that failed, are retried, run, or were slow."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from kombu_delayed.store.outcomes.records import LISTS, Outcomes
 from ...visit import Shown, View, Visit, asked
 from .dead import grouped, letter_name
 
-#: Tasks that are looked at: of all queues, and of each at the least.
+#: How many tasks are looked at: of all shards, and of each shard at least.
 LOOKED_AT, OF_EACH = 5_000, 100
 
 #: How old a reading may be.
 SECONDS = 2.0
 
-#: How the lengths of "within" read.
+#: The labels of the lengths of `within`.
 WITHIN = {"1h": "the last hour", "6h": "6 hours", "1d": "24 hours", "7d": "7 days"}
 
 #: Groups and tasks on a page.
 GROUPS, SHOWN = 30, 50
 
-#: What a search can be by.
+#: The criteria of a search.
 FIELDS = ["queue", "task", "error", "tenant", "worker", "longer_than", "within", "sort"]
 
-#: What a list is sorted by, and how that reads; those of one kind have the latest in front.
+#: The keys to sort a list by, and their labels; of tasks with the same key the latest is first.
 SORTS: dict[str, Callable[[Row], Any]] = {
     "time": lambda row: 0,
     "task": lambda row: row.history.task,
@@ -50,7 +50,7 @@ TITLES = {"failed": "Failed", "retrying": "Retrying", "running": "Running", "slo
 
 
 class Asked(BaseModel):
-    """A list, and what of it."""
+    """A list, and the criteria for its tasks."""
 
     of: Literal["failed", "retrying", "running", "slow"] = "failed"
     queue: Name | None = None
@@ -64,7 +64,7 @@ class Asked(BaseModel):
 
     @property
     def since_ms(self) -> int:
-        """From when on; 0: from the beginning."""
+        """The earliest time, in ms since the epoch; 0: any time."""
         if self.within is None:
             return 0
         return int((datetime.now(timezone.utc) - span_of(self.within)).timestamp() * 1000)
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def attempt(self) -> str:
-        """Which attempt it was, of how many."""
+        """The number of the last attempt, and of how many."""
         last, failure = self.history.last, self.history.failure
         most = failure.attempts if failure else None
         return f"{last.attempt if last else 1}{f' of {most}' if most else ''}"
@@ -134,22 +134,23 @@ def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
         and query.tenant in (None, row.history.tenant)
         and meant.matches(row.history)
     ]
-    # What runs has the longest in front, which has begun first.
+    # Of running tasks, the one that has run longest, and so has begun first, is in front.
     rows.sort(key=lambda row: row.at_ms, reverse=query.of != "running")
     rows.sort(key=SORTS[query.sort or ("run" if query.of == "slow" else "time")])
     return rows, is_partial
 
 
 def recorded(visit: Visit, of: str) -> list[TaskHistory]:
-    """The newest tasks of a list in all queues of the visitor."""
+    """The newest tasks of a list in all queues that the visitor may see."""
     shards = visit.shards(None)
     return _read(visit, of, shards, _counts(visit, shards)[of])[0]
 
 
 def _names(visit: Visit, of: str, rows: list[Row]) -> dict[tuple[str, str], str] | None:
-    """What forms call the tasks that can be changed; None: nobody may, or there are none such.
+    """The names in forms of the tasks that can be changed.
 
-    Of those that wait for another try each has a message. Of those that have failed, dead letters.
+    None: the visitor may change none, or tasks of this list cannot be changed. Each task that is to
+    be retried has a message; of the failed tasks, dead letters can be changed.
     """
     identity, found = visit.identity, dict[tuple[str, str], str]()
     if of == "retrying" and identity.has("schedule"):
@@ -165,7 +166,7 @@ def _names(visit: Visit, of: str, rows: list[Row]) -> dict[tuple[str, str], str]
 
 
 def _counts(visit: Visit, shards: list[str]) -> dict[str, dict[str, int]]:
-    """How many each list of each shard has, at the most."""
+    """How many tasks each list of each shard has at most."""
     outcomes, cache = Outcomes(visit.service.delayed.store), visit.service.cache
     key = ("outcome counts", *shards)
     return cache.get(key, SECONDS, lambda: {of: outcomes.counts(shards, of) for of in LISTS})
@@ -174,9 +175,9 @@ def _counts(visit: Visit, shards: list[str]) -> dict[str, dict[str, int]]:
 def _read(
     visit: Visit, of: str, shards: list[str], counts: dict[str, int]
 ) -> tuple[list[TaskHistory], bool]:
-    """The newest tasks of a list that are the visitor's, and whether there are more."""
+    """The newest tasks of a list that the visitor may see, and whether there are more."""
     full = [shard for shard in shards if counts.get(shard)]
-    if of == "failed":  # those that ran in a process that is gone are not in its list yet
+    if of == "failed":  # tasks whose process died are not in its list yet
         running = _counts(visit, shards)["running"]
         full = [shard for shard in shards if counts.get(shard) or running.get(shard)]
     each = max(LOOKED_AT // max(len(full), 1), OF_EACH)
@@ -191,7 +192,7 @@ def _read(
 
 
 def shown_counts(visit: Visit, shards: list[str]) -> dict[str, Any]:
-    """How many tasks are in each list, for who sees all of them."""
+    """How many tasks are in each list, for a visitor who may see all of them."""
     return {of: sum(found.values()) for of, found in _counts(visit, shards).items()}
 
 

@@ -1,4 +1,4 @@
-"""How tasks go over time: how many end in which way, how late they begin, how long they run."""
+"""Tasks over time: how many end in which way, how late they begin, how long they run."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from kombu_delayed.store.outcomes.tallies import LEVELS, Slot, Tally, slots
 
 from ...visit import Shown, View, Visit, asked
 
-#: How old a reading may be, and the shards that are read.
+#: How old a reading may be, and how many shards are read.
 SECONDS, READ = 5.0, 500
 
-#: Rows of a table.
+#: The most rows of a table.
 SHOWN = 50
 
 WITHIN = {"hour": "Last hour", "day": "Last day", "week": "Last week"}
 
-#: The shares of tasks that lines are about.
+#: The quantiles that the lines show.
 HALF, MOST = 0.5, 0.95
 
 
 class Row(NamedTuple):
-    """All that tasks of one name, or of one queue, have done in the time."""
+    """The counts of all tasks of one name, or of one queue, in the period."""
 
     name: str
     tally: Tally
@@ -39,11 +39,11 @@ class Row(NamedTuple):
 
     @property
     def failed_share(self) -> float:
-        """Which part of what has ended for good has failed."""
+        """The share of failures among the tasks that have ended for good."""
         return self.failures / max(self.failures + self.tally.end("+"), 1)
 
 
-#: What a table is sorted by, the largest in front, and how that reads.
+#: The labels and keys to sort a table by, the largest first.
 SORTS: dict[str, tuple[str, Callable[[Row], Any]]] = {
     "ended": ("runs", lambda row: row.tally.ended),
     "failed": ("failures", lambda row: row.failures),
@@ -54,7 +54,7 @@ SORTS: dict[str, tuple[str, Callable[[Row], Any]]] = {
 
 
 class Asked(BaseModel):
-    """Of which time, and of which tasks."""
+    """The period, and the criteria for tasks."""
 
     within: Literal["hour", "day", "week"] = "hour"
     queue: Name | None = None

@@ -1,4 +1,4 @@
-"""One limit: its keys, and who waits for it."""
+"""One limit: its keys, and the tasks that wait for it."""
 
 from __future__ import annotations
 

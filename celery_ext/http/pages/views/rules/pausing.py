@@ -1,4 +1,4 @@
-"""Pauses and resumes a queue from the page of its backlog, and parts of queues from their own."""
+"""Pauses and resumes queues from the backlog page, and parts of queues from the policies page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERBS = {"pause": "Pause", "resume": "Resume"}
 
 
 def pause_of(visit: Visit, queue: str | None) -> QueuePause | None:
-    """The pause of the queue that a page is about; None: there is none, or it is not for this."""
+    """The pause of a page's queue; None: there is none, or the visitor may not see it."""
     if queue is None or visit.identity.tenants:
         return None
     found = visit.service.delayed.pauses(queue)
@@ -23,7 +23,7 @@ def pause_of(visit: Visit, queue: str | None) -> QueuePause | None:
 
 
 def _apply(visit: Visit, form: Form) -> str:
-    """Do what a form says; returns the queue."""
+    """Pause or resume as a form requests; returns the queue."""
     verb, queue = form.verb(VERBS), form.one("queue")
     part = validated(Part, form.given(["task", "tenant"])).model_dump()
     if verb == "pause":

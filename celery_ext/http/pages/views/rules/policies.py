@@ -1,4 +1,4 @@
-"""What is paused, and the policies that all workers of a queue obey."""
+"""The pauses, and the policies that all workers of a queue obey."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from celery_ext.http.api.fields import Name
 
 from ...visit import Shown, View, Visit, asked
 
-#: How old a reading may be, and the queues that are shown.
+#: How old a reading may be, and how many queues are shown.
 SECONDS, SHOWN = 2.0, 200
 
 
 class Asked(BaseModel):
-    """Of which queue."""
+    """The queue to show; None: all."""
 
     queue: Name | None = None
 
@@ -38,7 +38,7 @@ def look(visit: Visit) -> Shown:
 
 
 def _parts(found: QueuePolicies) -> list[tuple[str, list[str]]]:
-    """Each part of the declaration, and its policies nearly as Python has them."""
+    """Each part of the declaration, with its policies written nearly as in Python."""
     parts = {"the queue": found.policies, "all queues": found.defaults, **found.tasks}
     return [(of, [*map(policy_text, parts[of])]) for of in parts if parts[of]]
 

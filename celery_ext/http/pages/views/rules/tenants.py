@@ -1,4 +1,4 @@
-"""Limits, tenants that wait, and what was seen lately of each without reading the backlog."""
+"""Limits, tenants that wait, and recent counts of tenants, without reading the whole backlog."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from kombu_delayed.message.durations import length_text
 from ...visit import Shown, View, Visit, asked
 from ..results.dead import newest
 
-#: Delayed tasks of each queue that are looked at: those that are due first.
+#: How many delayed tasks of each shard are looked at: those that are due first.
 NEXT_SIZE = 1_000
 
-#: Tenants that were seen, those that wait, and queues that are looked at.
+#: How many tenants with counts and how many that wait are shown, and how many queues are read.
 SHOWN, WAITING_SHOWN, QUEUES = 100, 50, 50
 
 #: How old the counts may be.
@@ -40,7 +40,7 @@ class _Asked(BaseModel):
 
 @dataclass
 class Tenant:
-    """Counts of what was looked at; times are ms since the epoch."""
+    """The counts of a tenant in what was looked at; times are ms since the epoch."""
 
     name: str
     next: int = 0
@@ -52,7 +52,7 @@ class Tenant:
 
     @property
     def weight(self) -> int:
-        """How much was seen of it."""
+        """How many tasks of it were seen."""
         return self.next + self.delivered + self.dead
 
 

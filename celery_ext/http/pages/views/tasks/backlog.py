@@ -23,16 +23,16 @@ from ..rules.pausing import pause_of
 #: Tasks on a page.
 PAGE_SIZE = 50
 
-#: What a search can be by.
+#: The criteria of a search.
 FIELDS = ["queue", "task", "tenant", "where", "due_after", "due_before"]
 
-#: What many tasks may have to be read for: such a list is not read again and again.
+#: Criteria that may take reading many tasks: a list with one of them is not updated live.
 SEARCHED = ["task", "tenant", "where"]
 
-#: The lists of the page, and what each is called.
+#: The lists of the page, and their labels.
 STATES = {"scheduled": "Delayed", "ready": "Ready"}
 
-#: What a list is sorted by, and how that reads; otherwise it is in the order of the broker.
+#: The sort orders of a list. Without one, a list is in the order of the broker.
 SORTS: sorting.Sorts = {
     "due": ("due time", lambda info: info.due_ms or 0),
     "task": ("task", lambda info: info.task),

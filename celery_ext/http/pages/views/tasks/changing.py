@@ -31,7 +31,7 @@ from ...visit import Action, Form, Visit
 from ..results.failures import FIELDS, Asked, matching
 from .backlog import filter_of, name_of, search_of
 
-#: Tasks of which a preview shows what would become.
+#: For how many tasks a preview shows the result.
 SAMPLE_SIZE = 20
 
 VERBS = {"cancel": "Cancel", "move": "Move", "run-now": "Run now", "redirect": "Move"}
@@ -39,7 +39,7 @@ VERBS = {"cancel": "Cancel", "move": "Move", "run-now": "Run now", "redirect": "
 
 @dataclass(frozen=True)
 class Target:
-    """Where tasks are moved to: by so much, or all to one time in ms. Neither: not known yet."""
+    """Where tasks are moved to: by a length of time, or all to one time in ms."""
 
     by: timedelta | None = None
     to_ms: int | None = None
@@ -53,7 +53,7 @@ class Target:
 
 
 def target_of(form: Form) -> Target | None:
-    """What a form says of where to move; None: nothing yet. Raises a Problem."""
+    """Read from a form where to move tasks; None: it is not filled in yet. Raises a Problem."""
     how, by, to = form.one("how"), form.one("by"), form.one("to")
     if how == "to" and to:
         try:
@@ -71,7 +71,7 @@ def target_of(form: Form) -> Target | None:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a form means, by shard, and whether that is all that matches."""
+    """The tasks that a form selects, by shard, and whether these are all that match."""
 
     delayed: Chosen[TaskInfo]
     ready: Chosen[ReadyTask]
@@ -131,7 +131,7 @@ def _search_ready(visit: Visit, form: Form) -> choosing.Search[ReadyTask]:
 
 
 def _origin(form: Form) -> tuple[str, dict[str, str]]:
-    """The page with the list that a form is of, and its search."""
+    """The page with the list that a form belongs to, and the search of that list."""
     if form.one("of"):
         return "/failures", form.given(["of", *FIELDS])
     return "/backlog", filter_of(form)
@@ -182,7 +182,7 @@ def apply(visit: Visit, form: Form) -> Response:
     visit.note(verb, choosing.audited(form, "tasks", told, count))
     changed = sum(on_delayed(*part) for part in choosing.parts(choice.delayed))
     for tasks in choice.ready.values():
-        # The last ones first: so the places of the others stay what they were.
+        # The last tasks first, so that the places of the others do not change.
         changed += sum(on_ready(part) for _, _, part in reversed([*near(tasks)]))
     visit.service.cache.forget()
     return visit.redirect(
@@ -191,14 +191,14 @@ def apply(visit: Visit, form: Form) -> Response:
 
 
 def _move_of(form: Form) -> str:
-    """What a form says of where to move, to compare it with what its preview has shown."""
+    """Where a form moves tasks, as text to compare with what its preview has shown."""
     return " ".join(map(form.one, ("how", "by", "to")))
 
 
 def _changes(
     visit: Visit, form: Form, verb: str, target: Target | None
 ) -> tuple[OnDelayed, OnReady]:
-    """What changes delayed tasks of a shard, and ready ones that are near each other."""
+    """Functions that change delayed tasks of a shard, and ready tasks that are near each other."""
     moves = visit.service.moves
 
     def due_of(info: TaskInfo) -> Due:

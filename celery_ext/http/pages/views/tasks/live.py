@@ -1,4 +1,4 @@
-"""The part of a page that changes, as server-sent events."""
+"""The live part of a page, as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...visit import View, Visit
 
 
 def stream(visit: Visit, view: View) -> Response:
-    """Raises a Problem where too many are open."""
+    """Stream the live part of a page. Raises a Problem if too many streams are open."""
     visit.service.streams.begin(visit.identity)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Streamed(visit, _looks(visit, view), headers=headers, media_type="text/event-stream")
@@ -36,7 +36,7 @@ async def _looks(visit: Visit, view: View) -> AsyncIterator[str]:
 
 
 async def _look(visit: Visit, view: View) -> str | None:
-    """An event; None: the login has ended."""
+    """The next event; None: the login has ended."""
     try:
         await visit.check()
         html = await visit.run(_part, visit, view)

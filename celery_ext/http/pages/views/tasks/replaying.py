@@ -1,4 +1,4 @@
-"""Replays or drops dead letters, after it was shown which."""
+"""Replays or drops dead letters, after a preview."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...visit import Action, Form, Visit
 from ..results import failures
 from ..results.dead import filter_of, letter_name, query_of
 
-#: Letters of which a preview shows more.
+#: How many letters a preview shows in detail.
 SAMPLE_SIZE = 20
 
 VERBS = {"replay": "Replay", "purge": "Drop for good"}
@@ -77,14 +77,14 @@ def apply(visit: Visit, form: Form) -> Response:
 
 
 def _origin(form: Form) -> tuple[str, dict[str, str]]:
-    """The page with the list that a form is of, and its search."""
+    """The page with the list that a form belongs to, and the search of that list."""
     if form.one("of"):
         return "/failures", form.given(["of", *failures.FIELDS])
     return "/dead", filter_of(form)
 
 
 def _change(visit: Visit, form: Form, verb: str) -> Callable[[str, list[DeadTask]], int]:
-    """What changes dead letters of a shard. Raises a Problem for a time that is none."""
+    """The function that changes dead letters of a shard. Raises a Problem for an invalid time."""
     dead = visit.service.delayed.store.dead
     if verb == "purge":
         return lambda shard, tasks: dead.purge(shard, _ids(tasks))

@@ -1,4 +1,4 @@
-"""One task: what it is, and all that is known of what has happened to it."""
+"""One task: what it is, and all that is known about its history."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .. import canvas
 from ..results.dead import letter_name
 from .backlog import name_of
 
-#: Events of a queue that are looked at when asked for more.
+#: How many events of a queue are searched if the visitor asks for more.
 MORE_EVENTS = 20_000
 
 #: Headers that the page shows elsewhere.
 SHOWN_ELSEWHERE = frozenset({"argsrepr", "kwargsrepr", failures.HEADER})
 
-#: How events read.
+#: The texts of events.
 WORDS = {
     "scheduled": "Scheduled",
     "rescheduled": "Rescheduled",
@@ -61,7 +61,7 @@ WORDS = {
 }
 
 
-#: Ids are whatever who sends tasks makes them.
+#: An id or the name of a queue can be any text: the sender of a task chooses it.
 _Text = Annotated[str, StringConstraints(max_length=2_000)]
 
 
@@ -133,7 +133,7 @@ def look(visit: Visit) -> Shown:
 
 
 def _message(visit: Visit, id: str, state: State) -> tuple[TaskInfo | None, DeadTask | None]:
-    """The task's message as far as the broker has it, and its dead letter."""
+    """The task's message, if the broker has it, and its dead letter."""
     if state["status"] == "dead":
         found = (each for _, part in own_letters(visit, state["queue"], [id]) for each in part)
         letter = next(found, None)
@@ -169,7 +169,7 @@ def _told(visit: Visit, id: str, state: State, limit: int) -> Iterable[Step]:
 def _timeline(
     told: Iterable[Step], record: TaskHistory | None, attempts: Iterable[Failure]
 ) -> list[Step]:
-    """All steps in order. What workers have recorded stands for what their events say as well."""
+    """All steps in order. If workers have recorded a cancellation, its event is left out."""
     steps = [*told, *_failed(attempts)]
     if record is not None:
         own = [*_recorded(record)]
