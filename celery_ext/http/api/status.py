@@ -292,7 +292,7 @@ def _by_event(store: Store, shards: list[str], identity: Identity, id: str) -> S
 
 
 def _will_be_recorded(store: Store, event: Event) -> bool:
-    """Whether workers record the outcomes of a queue, but have had no time for this one yet."""
+    """Returns whether workers record outcomes of the queue, but had no time for this one yet."""
     is_new = event.at_ms > int(time.time() * 1000) - RECORDED_MS
     return is_new and Outcomes(store).are_recorded(event.stream)
 
@@ -318,7 +318,7 @@ def _held(service: Service, shards: list[str], identity: Identity, id: str) -> T
 
 
 def is_crowded(service: Service, identity: Identity, queue: str | None) -> bool:
-    """Whether more messages are ready in a shard than may be read to find one task."""
+    """Returns whether more messages are ready in a shard than may be read to find one task."""
     store = service.delayed.store
     shards = service.shards(identity, queue)
     return any(store.size(shard).ready > READING_LIMIT for shard in shards)

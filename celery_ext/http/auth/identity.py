@@ -31,11 +31,11 @@ class Identity:
             raise _forbidden("this token is restricted to tenants, and this covers all tenants")
 
     def sees_queue(self, queue: str) -> bool:
-        """Whether it may see a queue."""
+        """Returns whether it may see a queue."""
         return not self.queues or queue in self.queues
 
     def sees(self, queue: str, tenant: str | None) -> bool:
-        """Whether it may see a task of a queue and a tenant."""
+        """Returns whether it may see a task of a queue and a tenant."""
         return self.sees_queue(queue) and (not self.tenants or tenant in self.tenants)
 
     def tenant_for(self, given: str | None) -> str | None:

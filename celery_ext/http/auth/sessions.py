@@ -32,7 +32,7 @@ def new_secret() -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Whether a text has the form of a secret."""
+    """Returns whether a text has the form of a secret."""
     return _FORM.fullmatch(text) is not None
 
 
@@ -65,7 +65,7 @@ class Sessions(Secrets):
         self._believe(secret, None)
 
     def take_form(self, id: str) -> bool:
-        """Whether a form is submitted for the first time: a second time would move tasks twice."""
+        """Returns whether a form is submitted for the first time: twice would move tasks twice."""
         key = http_form(hash_of(id), self._delayed.store.keys("").prefix)
         return bool(self._delayed.store.run("SET", key, 1, "EX", FORM_SECONDS, "NX"))
 

@@ -67,12 +67,12 @@ class Secrets(ABC):
         self._known: Any = LRUCache(REMEMBERED)
 
     def known(self, text: str) -> tuple[bool, Token | None]:
-        """Whether the token of a text is cached, and that token; None: it is not valid."""
+        """Returns whether the token of a text is cached, and the token; None if it is invalid."""
         at, token = self._known.get(hash_of(text), (-BELIEVED_SECONDS, None))
         return time.monotonic() - at < BELIEVED_SECONDS, _valid(token)
 
     def look(self, text: str) -> Token | None:
-        """Look up the token of a text; None: it is not valid."""
+        """Look up the token of a text; returns None if it is invalid."""
         token = self._looked_up(text)
         self._believe(text, token)
         return _valid(token)

@@ -118,7 +118,7 @@ def _run(
 
 
 def _is_followed(task: Task) -> bool:
-    """Whether a worker died between sending the next attempt and acknowledging this one."""
+    """Returns whether a worker died between sending the next attempt and acknowledging this one."""
     delivery = task.request.delivery_info or {}
     if not delivery.get("redelivered"):
         return False
@@ -140,7 +140,7 @@ def _waiting(task: Task, queue: str) -> Iterator[TaskInfo]:
 
 
 def _follows(task: Task, info: TaskInfo) -> bool:
-    """Whether a task is a later attempt of the same job, and not another job with its id."""
+    """Returns whether a task is a later attempt of the job, and not another job with its id."""
     request = task.request
     if not is_job(info) or _unpostponed(job_of(task.app, info)) != _unpostponed(request.kwargs):
         return False

@@ -111,13 +111,13 @@ def _host(given: str) -> str:
 
 
 def is_allowed(target: Target, allow: Iterable[str]) -> bool:
-    """Whether the operator has allowed the host by name."""
+    """Returns whether the operator has allowed the host by name."""
     names = (target.host.rstrip("."), f"{target.host.rstrip('.')}:{target.port}")
     return any(fnmatchcase(name, pattern.lower()) for pattern in allow for name in names)
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is on the public internet, and does not embed another address."""
+    """Returns whether an address is on the public internet and does not embed another address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -60,7 +60,7 @@ class Claim:
 
     @staticmethod
     def is_unsorted(store: Store, shard: str) -> bool:
-        """Whether a due or ready task does not wait at the gate."""
+        """Returns whether some due or ready task does not wait at the gate."""
         size = store.size(shard)
         return bool(size.ready) or size.due > store.run("ZCARD", store.keys(shard).waiting)
 

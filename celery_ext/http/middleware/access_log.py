@@ -1,4 +1,4 @@
-"""What a server logs about each request: never a token, a query or a body."""
+"""Logs requests: never a token, a query or a body."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Site:
         ]
 
     def owns(self, path: str) -> bool:
-        """Whether errors of a path are shown as pages."""
+        """Returns whether errors of a path are shown as pages."""
         return path in self._pages or path in ("/login", "/logout")
 
     def is_open(self, path: str) -> bool:

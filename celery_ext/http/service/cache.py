@@ -15,7 +15,7 @@ T = TypeVar("T")
 #: How many readings are cached.
 KEPT = 1_000
 
-#: A slow reading is cached for 20 times as long as it took, but for at most this many seconds.
+#: A slow reading is cached for SHARE times as long as it took, but for at most LONGEST seconds.
 SHARE, LONGEST = 20, 60.0
 
 

@@ -73,9 +73,9 @@ class OnceStore(Store):
 
 
 class OnceMoves(Moves):
-    """Moves that also update how long the ids of tasks that were created once are remembered.
+    """Moves that also update the ledgers of tasks that were created once.
 
-    A later due time extends that until a day after it; cancelling frees the id.
+    A later due time keeps the id until a day after it; cancelling frees the id.
     """
 
     def cancel(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:

@@ -22,7 +22,10 @@ class Threads:
         self._count = 0
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a thread. Raises a Problem if too many wait or it takes too long."""
+        """Return what a function returns in a thread.
+
+        Raises a Problem if too many calls wait or it takes too long.
+        """
         if self._count >= self._limit:
             raise busy("too many requests are waiting")
         try:

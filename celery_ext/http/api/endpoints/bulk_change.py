@@ -114,7 +114,7 @@ def redirect_tasks(call: Call) -> dict[str, Any]:
 
 
 def redirect_to(call: Call, queue: str) -> Redirect:
-    """What moves tasks to a queue. Raises a Problem if it is unknown or not for the caller."""
+    """The `Redirect` to a queue. Raises a Problem if it is unknown or not for the caller."""
     call.identity.check_queue(queue)
     try:
         return Redirect(call.service.delayed, queue)

@@ -52,7 +52,7 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
 
 
 def is_meant(call: Call, query: DeadQuery, task: DeadTask) -> bool:
-    """Whether a letter matches, and the caller may see it."""
+    """Returns whether a letter matches and the caller may see it."""
     info = task.info
     named = query.task is None or fnmatchcase(info.task, query.task)
     for_that = query.reason is None or fnmatchcase(info.reason, query.reason)

@@ -22,8 +22,8 @@ from ...service.feed import Listener, Positions, next_of
 from ..models import EventQuery
 from ..operations import Call, Operations
 
-#: A resumed stream repeats the events of this last time: one may have been added to a stream of
-#: Redis just when another stream was read, and the clocks of nodes may differ.
+#: A resumed stream repeats the events of this time before its end: one may have been added to a
+#: stream of Redis when another stream had just been read, and the clocks of nodes may differ.
 REPEATED_MS = 2_000
 
 #: How often access is checked again, and how often a stream without events sends a comment.
@@ -131,7 +131,7 @@ async def _events(
 
 
 async def _may(call: Call) -> bool:
-    """Whether the listener still has access."""
+    """Returns whether the listener still has access."""
     try:
         await call.check()
     except Problem:

@@ -169,7 +169,7 @@ async def put_task(call: Call) -> Response:
 
 
 def _elsewhere(call: Call, id: str) -> bool:
-    """Whether the task is delayed already, in any queue.
+    """Returns whether the task is delayed already, in any queue.
 
     Raises a Problem if another tenant's task has the id.
     """
