@@ -88,14 +88,14 @@ def reschedule(df: DataFrame, **options: Any) -> JobReport:
     A job moves each id once, even if the new times are computed from those in the backlog. Raises
     like `schedule`.
     """
-    # Rows that come from the backlog are read before any of them moves, or some would come again.
+    # Read all rows of the backlog before any of them moves, or some would be read twice.
     context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect has none
     is_kept = context is not None and context.getCheckpointDir()
     return run_job(df.checkpoint() if is_kept else df.localCheckpoint(), RESCHEDULE, options)
 
 
 def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport:
-    """Do with each row what an operation of `WriteOptions` says. Raises as `schedule`."""
+    """Apply an operation of `WriteOptions` to each row. Raises like `schedule`."""
     _adopt(df.sparkSession)
     options = {**options, "operation": operation}
     given = WriteOptions.parse(options)
@@ -108,7 +108,7 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
             write_rejecting(df, given)
         else:
             df.write.format(FORMAT).options(**texts).mode("append").save()
-    except KeyboardInterrupt:  # PySpark cancels the job, and may not say so to its writer
+    except KeyboardInterrupt:  # PySpark cancels the job, but may not call its writer
         with suppress(Exception), connected(given) as delayed:
             end(delayed.store, Job(given.job_id, "", given.ledger_seconds, operation), None)
         raise
@@ -127,7 +127,7 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
 
 
 def _adopt(spark: Any) -> None:
-    """Let any thread write: Spark looks for this data source in the session of its thread."""
+    """Let any thread write, because Spark looks up this data source in the thread's session."""
     from pyspark.sql import SparkSession
 
     if isinstance(spark, SparkSession):  # not one of Spark Connect

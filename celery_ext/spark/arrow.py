@@ -12,7 +12,7 @@ from pyarrow import types
 
 from celery_ext.tasks.times import EPOCH, LATEST_MS
 
-#: Record batches are read in slices of about so many bytes.
+#: Record batches are read in slices of about this many bytes.
 SLICE_BYTES = 8_000_000
 
 
@@ -69,7 +69,7 @@ def to_python(column: pyarrow.Array) -> list[Any]:
 
 
 class Unreadable(str):
-    """What stands for a value that Python cannot hold, such as a date after the year 9999."""
+    """A placeholder for a value that Python cannot hold, such as a date after the year 9999."""
 
 
 def _in_utc(type_: pyarrow.DataType) -> pyarrow.DataType:
@@ -106,17 +106,17 @@ def _value(scalar: pyarrow.Scalar) -> Any:
 
 
 def _moment(since_us: int | None) -> datetime | str | None:
-    """Arrow's own conversion takes three times as long, and makes a time that is slower to use."""
+    """Convert a time. Arrow's conversion takes three times as long, and its result is slower."""
     if since_us is None:
         return None
     try:
         return EPOCH + timedelta(0, 0, since_us)
-    except OverflowError:  # refused with the row, as what it is
+    except OverflowError:  # refused with its row
         return f"{since_us} µs after 1970"
 
 
 def _converter(type_: pyarrow.DataType) -> Callable[[Any], Any] | None:
-    """What turns Arrow's lists of pairs into dicts, wherever they are in a value."""
+    """A function that turns Arrow's lists of pairs into dicts, at any depth of a value."""
     if types.is_map(type_):
         inner = _converter(type_.item_type) or (lambda value: value)
         return lambda pairs: None if pairs is None else {key: inner(v) for key, v in pairs}

@@ -21,11 +21,11 @@ from kombu_delayed.errors import UNREACHABLE, OptionError, translate
 
 from .options import BrokerOptions
 
-#: How who waits connects: half a minute. Spark's own attempts would be over before a broker has
-#: restarted or failed over.
+#: Connection retries of a caller that waits: half a minute. Spark's own retries would be over
+#: before a broker has restarted or failed over.
 PATIENT = {"max_retries": 20, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2}
 
-#: So long, and so often, it is looked whether all nodes of a Cluster are there.
+#: How long and how often to check that all nodes of a Cluster answer.
 NODES_SECONDS, NODES_INTERVAL_SECONDS = 30.0, 0.2
 
 _Key = tuple[str, str, str, int, int]
@@ -35,21 +35,21 @@ _kept: dict[_Key, Delayed] = {}
 
 @contextmanager
 def connected(options: BrokerOptions, *, waits: bool = False) -> Iterator[Delayed]:
-    """The broker that options mean. After an error the next call connects anew.
+    """The broker of the options. After an error, the next call connects again.
 
-    Who `waits`, and a task that runs again, gives it half a minute to come back. Raises OptionError
-    for an app that cannot be imported, BrokerError where the broker keeps no backlog, and Kombu's
-    OperationalError where it cannot be reached.
+    With `waits`, and in a repeated Spark task, it has half a minute to come back. Raises
+    OptionError for an app that cannot be imported, BrokerError if the broker keeps no backlog, and
+    Kombu's OperationalError if it cannot be reached.
     """
     key = _key(options)
     waits = waits or _is_retry()
     if key in _kept and not _answers(_kept[key]):
-        _drop(key)  # others may have taken the place of its nodes
+        _drop(key)  # its nodes may have been replaced
     if key not in _kept:
         _kept[key] = Delayed(app_of(options, waits=waits or _is_task()))
         if _is_task():
-            # Or each collection of garbage looks through all that is imported by now, for every
-            # few thousand rows anew: a third of the time of a read.
+            # Otherwise each garbage collection, every few thousand rows, would scan all imported
+            # modules: a third of the time of a read.
             gc.freeze()
     try:
         if waits:
@@ -68,13 +68,13 @@ def connected(options: BrokerOptions, *, waits: bool = False) -> Iterator[Delaye
 
 def _drop(key: _Key) -> None:
     if delayed := _kept.pop(key, None):
-        with suppress(Exception):  # what has failed already is what counts
+        with suppress(Exception):  # the first error counts
             delayed.close()
 
 
 def _key(options: BrokerOptions) -> _Key:
-    # A connection must not be shared with the process that this one was forked from, nor with
-    # other threads: an error of one would close it for all.
+    # A connection must not be shared with the parent process, nor with other threads: an error
+    # of one would close it for all.
     owner = os.getpid(), threading.get_ident()
     return options.url, json.dumps(options.transport_options), options.app, *owner
 
@@ -82,7 +82,7 @@ def _key(options: BrokerOptions) -> _Key:
 def app_of(options: BrokerOptions, *, waits: bool = False) -> Celery:
     """An app with that broker, which waits for it or fails at once.
 
-    Raises OptionError where it cannot be imported.
+    Raises OptionError if the app cannot be imported.
     """
     if options.app:
         try:
@@ -90,7 +90,7 @@ def app_of(options: BrokerOptions, *, waits: bool = False) -> Celery:
         except (ImportError, AttributeError) as error:
             raise OptionError(f"option app={options.app!r} cannot be imported: {error}") from error
     app = Celery("kombu-delayed-spark", set_as_current=False)
-    # Not broker_url: there the environment variable CELERY_BROKER_URL would go first.
+    # Not broker_url, because the environment variable CELERY_BROKER_URL would override it.
     app.conf.broker_write_url = options.url
     app.conf.broker_transport_options = options.transport_options
     if waits:
@@ -99,14 +99,14 @@ def app_of(options: BrokerOptions, *, waits: bool = False) -> Celery:
 
 
 def _await(delayed: Delayed) -> None:
-    """Give a node that has failed time to come back, or its replica to take its place."""
+    """Wait for a failed node to come back, or for its replica to replace it."""
     deadline = monotonic() + NODES_SECONDS
     while not _answers(delayed) and monotonic() < deadline:
         time.sleep(NODES_INTERVAL_SECONDS)
 
 
 def _answers(delayed: Delayed) -> bool:
-    """Whether the server does, or each node of a Cluster."""
+    """Whether the server answers, or each node of a Cluster."""
     try:
         return all(wire("PING") for wire in delayed.store.run.everywhere())
     except (*UNREACHABLE, RedisError, OperationalError):
@@ -121,7 +121,7 @@ def _is_retry() -> bool:
 
 
 def _is_task() -> bool:
-    """Whether this is a process of an executor; the driver's fail at once."""
+    """Whether this process belongs to an executor. Processes of the driver fail at once."""
     from pyspark import TaskContext
 
     return TaskContext.get() is not None

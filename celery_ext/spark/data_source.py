@@ -1,4 +1,4 @@
-"""What Spark knows as the format `kombu_delayed`."""
+"""The Spark data source `kombu_delayed`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class DefaultSource(DataSource):
         return "kombu_delayed"
 
     def schema(self) -> str:
-        """All columns; `.schema(…)` of a reader names those that are wanted."""
+        """All columns. A reader selects some with `.schema(…)`."""
         return SCHEMA
 
     def reader(self, schema: StructType) -> BacklogReader:
         return BacklogReader(ReadOptions.parse(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BacklogWriter:
-        """Schedule what rows say, or cancel or reschedule it. Raises OptionError."""
+        """A writer that schedules, cancels or reschedules the rows. Raises OptionError."""
         if overwrite:
             raise OptionError('a backlog is not overwritten: use mode("append")')
         writer = BacklogWriter(WriteOptions.parse(self.options), schema)
@@ -37,7 +37,7 @@ class DefaultSource(DataSource):
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        """The same for the batches of a streaming query. Raises OptionError."""
+        """A writer for the batches of a streaming query. Raises OptionError."""
         if overwrite:
             raise OptionError('a backlog is not overwritten: use outputMode("append")')
         return StreamWriter(self.options, schema)

@@ -1,4 +1,4 @@
-"""The options of the Spark sources: one home for name, default, range and meaning."""
+"""The options of the Spark sources, with name, default, range and meaning in one place."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from kombu_delayed.store.ledgers import OPERATIONS, SCHEDULE
 
 Self = TypeVar("Self", bound="BrokerOptions")
 
-#: So end the names of ledgers of jobs that do not schedule: a job of such a name would share one.
+#: Suffixes of ledgers of jobs that do not schedule. A job whose name ends so would share a ledger.
 LEDGERS = tuple(f":{each}" for each in OPERATIONS if each != SCHEDULE)
 
-#: What becomes of columns that are not ours.
+#: The ways to treat unknown columns.
 DROP, KWARGS, HEADERS, FAIL = "drop", "kwargs", "headers", "fail"
 
 
@@ -55,7 +55,7 @@ def _time_of_day(value: str) -> time:
 
 
 def names(value: str) -> tuple[str, ...]:
-    """Names with commas between them, or a JSON list of them."""
+    """Names separated by commas, or a JSON list of names."""
     text = value.strip()
     found = json.loads(text) if text.startswith("[") else text.split(",")
     names = tuple(name.strip() if isinstance(name, str) else "" for name in found)
@@ -72,7 +72,7 @@ def _members(value: str) -> dict[str, Any]:
 
 
 class Taken(NamedTuple):
-    """What an option takes: `read` raises an error for what is not as `allowed` says."""
+    """The values of an option: `read` raises an error for all that `allowed` does not describe."""
 
     read: Callable[[str], Any]
     allowed: str
@@ -108,7 +108,7 @@ def option(default: Any, taken: Taken, meaning: str, **more: Any) -> Any:
     return field(default=default, metadata=metadata, **more)
 
 
-#: Spark keeps the options of CREATE TABLE … USING, and gives them to no source in Python.
+#: Spark stores the options of CREATE TABLE … USING, but passes them to no Python source.
 OF_TABLES = (
     ". Spark does not pass on the options of CREATE TABLE … USING: use CREATE TEMPORARY VIEW … "
     "USING kombu_delayed OPTIONS (…), or name them in each query, as in SELECT … FROM t WITH "
@@ -118,7 +118,7 @@ OF_TABLES = (
 
 @dataclass(frozen=True)
 class BrokerOptions:
-    """Where the broker is. What is shown of a URL has no password in it."""
+    """The connection to the broker. URLs are shown without passwords."""
 
     broker: str = option(
         "",
@@ -147,9 +147,9 @@ class BrokerOptions:
 
     @classmethod
     def parse(cls: type[Self], given: Mapping[str, Any]) -> Self:
-        """Read what was given to Spark, whatever the case of the names; or as Python values.
+        """Read options from Spark, with names in any case, or from Python values.
 
-        Raises OptionError that names the option, the value and what is allowed.
+        Raises OptionError, which has the option, the value and the allowed values.
         """
         known = {each.name: each for each in fields(cls)}
         values = {}
@@ -174,7 +174,7 @@ class BrokerOptions:
 
     @property
     def url(self) -> str:
-        """The broker's URL, of this machine's environment where that has it; "": the app's own."""
+        """The broker's URL, by default from this machine's environment; "" for that of the app."""
         if not self.broker_env:
             return self.broker
         found = os.environ.get(self.broker_env)
@@ -192,7 +192,7 @@ def as_texts(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_text(value: Any) -> str:
-    """A value as an option of Spark, which takes only texts."""
+    """A value as a Spark option, which must be a string."""
     if isinstance(value, (datetime, time)):
         return value.isoformat()
     if isinstance(value, date):
@@ -216,7 +216,7 @@ def _read(known: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class ReadOptions(BrokerOptions):
-    """What is read of the backlog."""
+    """Options for reading the backlog."""
 
     queues: tuple[str, ...] = option(
         (),
@@ -251,7 +251,7 @@ class ReadOptions(BrokerOptions):
 
 @dataclass(frozen=True)
 class WriteOptions(BrokerOptions):
-    """What is done with the rows of a DataFrame, and how."""
+    """Options for writing a DataFrame: the operation, and its parameters."""
 
     operation: str = option(SCHEDULE, one_of(*OPERATIONS), "The operation for each row.")
     job_id: str = option(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["backup", "copy", "missed", "read_backup", "replay", "restore"]
 
-# Spark imports modules of this package in each of its workers: only what they use.
+# Lazy, because Spark's workers import modules of this package and need few of them.
 __getattr__ = names_of(
     __name__,
     {

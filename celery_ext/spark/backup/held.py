@@ -1,4 +1,4 @@
-"""The ids of what a broker has: what waits, is ready, or is in a worker's hands."""
+"""The ids of a broker's messages: delayed, ready, or held by a worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE_SIZE = 1_000
 
 
 class HeldSource(DataSource):
-    """What is ready or unacked in some queues, each read by a task from end to end."""
+    """The ready and unacked messages of some queues. One task reads each queue."""
 
     @classmethod
     def name(cls) -> str:
@@ -37,7 +37,7 @@ class HeldSource(DataSource):
 
 
 class HeldReader(DataSourceReader):
-    """Raises Kombu's OperationalError where the broker fails."""
+    """Raises Kombu's OperationalError if the broker fails."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -64,10 +64,10 @@ def _readable(id: str) -> str:
 
 
 def in_broker(messages: DataFrame, broker: Mapping[str, Any]) -> DataFrame:
-    """Those of some messages, by queue and id, that a broker has: delayed, ready or unacked.
+    """The subset of `messages`, by queue and id, that a broker has: delayed, ready or unacked.
 
-    Looked for in this order, which is their way, so that what moves meanwhile is met. The first
-    look is over when this returns. `broker` are options as of `BrokerOptions`.
+    These states are read in this order, in which messages move, so none is missed. The delayed
+    ones have been read when this returns. `broker` are options of `BrokerOptions`.
     """
     spark, ids = messages.sparkSession, messages.select(*_COLUMNS)
     queues = [row.queue for row in ids.select("queue").distinct().collect()]

@@ -1,6 +1,6 @@
-"""What an outage missed, found in the archive of lifecycle events, and scheduled again.
+"""Finds the messages that an outage missed in the archive of events, and schedules them again.
 
-Events tell what has happened to a message, but not the message: that is in a backup, or among the
+Events have the history of a message, but not the message itself, which is in a backup or among the
 dead letters.
 """
 
@@ -30,7 +30,7 @@ from ..sink.pace import Pace
 from .held import in_broker
 from .transfer import restore
 
-#: Where the last event of a message says that it is. After any other event it has come to an end.
+#: The state of a message after its last event. After any other event it has ended.
 STATES = {
     "scheduled": "delayed",
     "rescheduled": "delayed",
@@ -42,23 +42,23 @@ STATES = {
     "buried": "dead",
 }
 
-#: With these no worker has begun.
+#: States in which no worker has started the task.
 UNTOUCHED = ("delayed", "waiting", "ready")
 
-#: Each may give a message another due time.
+#: Events that may give a message another due time.
 _SCHEDULES = ("scheduled", "rescheduled", "replayed")
 
 _MESSAGE = ("queue", "id")
 
-#: Options that say where the broker is.
+#: The options for the connection to the broker.
 _BROKER = {each.name for each in fields(BrokerOptions)}
 
-#: The reason of those whose message nobody has kept.
+#: The reason for messages that cannot be restored.
 NO_MESSAGE = "it is in no backup, and lifecycle events do not have the message"
 
 
 class NoMessage(DelayedError, ValueError):
-    """Messages that were missed are in no backup, and there is no directory for their ids."""
+    """Missed messages are in no backup, and no directory for their ids was given."""
 
 
 def missed(
@@ -83,7 +83,7 @@ def missed(
     when = F.coalesce("due", "at")
     found = (
         events.withColumn("_due", last_due.over(Window.partitionBy(*_MESSAGE)))
-        # A retry is scheduled before the message that it repeats is acked.
+        # A retry is scheduled before the message of the failed attempt is acked.
         .where("_due is null or due <=> _due.due")
         .groupBy(*_MESSAGE)
         .agg(F.max_by(told, order).alias("last"))
@@ -102,9 +102,9 @@ def missed(
 
 
 def with_messages(missed: DataFrame, backup: DataFrame) -> DataFrame:
-    """The rows of a backup for what was missed, each message once, with the due times of `missed`.
+    """The rows of a backup for missed messages, each once, with the due times of `missed`.
 
-    Where several messages share an id, all of them. `backup` may be the union of several.
+    If several messages share an id, all are included. `backup` may be a union of backups.
     """
     due = F.coalesce("_due", F.timestamp_millis("due_ms"))
     wanted = missed.select(*_MESSAGE, F.col("due").alias("_due"))
@@ -117,20 +117,20 @@ def with_messages(missed: DataFrame, backup: DataFrame) -> DataFrame:
 
 
 def without_messages(missed: DataFrame, backup: DataFrame) -> DataFrame:
-    """What was missed and is in no backup."""
+    """The missed messages that are in no backup."""
     return missed.join(_kept(missed, backup), [*_MESSAGE], "left_anti")
 
 
 def _kept(missed: DataFrame, backup: DataFrame) -> DataFrame:
-    # An inner join, in which the few that were missed are sent round, not the backup shuffled.
+    # An inner join: Spark broadcasts the few missed messages instead of shuffling the backup.
     ids = missed.select(*_MESSAGE)
     return backup.select(*_MESSAGE).join(ids, [*_MESSAGE]).distinct()
 
 
 def spread(rows: DataFrame, start: datetime, over: timedelta = timedelta(0)) -> DataFrame:
-    """The rows of a backup with new due times, from `start` on, evenly by chance over a span.
+    """The rows of a backup with new due times, spread randomly and evenly over a span from `start`.
 
-    The same message gets the same time each time. Raises OptionError for a span below 0.
+    A message gets the same time in each run. Raises OptionError for a negative span.
     """
     if over < timedelta(0):
         raise OptionError(f"messages are spread over a length of time from 0 on, not {over}")
@@ -167,7 +167,7 @@ def replay(
         rows = with_messages(missed, backup)
         if at is not None or over:
             rows = spread(rows, at or datetime.now(timezone.utc), over)
-        # The job has to know these, too: they may have run when it is run again.
+        # The job must record these, too: they may have run by the time it is run again.
         is_there = F.broadcast(known.withColumn(IS_THERE, F.lit(True)))
         report = restore(rows.join(is_there, [*_MESSAGE], "left"), **options)
         report.already += without_messages(known, backup).count()
@@ -199,16 +199,16 @@ def _give_up(lost: DataFrame, total: int, options: WriteOptions) -> int:
 
 
 def replay_dead(missed: DataFrame, *, at: datetime | None = None, **options: Any) -> JobReport:
-    """Give dead letters another try where they are, now or at a time; no backup is needed.
+    """Retry dead letters in place, now or at a time; this needs no backup.
 
-    Those that have failed again since an earlier run of the job get one more try. `already` are
-    those that are no dead letters any more. `options` are those of `WriteOptions`. Raises
-    OptionError, and Kombu's OperationalError where the broker fails.
+    Letters that have failed again since an earlier run of the job are retried again. `already`
+    counts those that are no dead letters any more. `options` are those of `WriteOptions`. Raises
+    OptionError, and Kombu's OperationalError if the broker fails.
     """
     given = WriteOptions.parse(options)
     due_ms = 0 if at is None else eta_to_ms(at)
     report = JobReport(given.job_id)
-    # Over the driver: a queue keeps few dead letters, and a task that is run again would not count.
+    # In the driver: a queue keeps few dead letters, and a repeated Spark task would count wrongly.
     rows = missed.select(*_MESSAGE).orderBy("queue").toLocalIterator()
     with connected(given) as delayed:
         job = Job(given.job_id, "", given.ledger_seconds, given.operation)
@@ -226,7 +226,7 @@ def replay_dead(missed: DataFrame, *, at: datetime | None = None, **options: Any
 
 
 def counted(missed: DataFrame, backup: DataFrame | None = None) -> DataFrame:
-    """How many messages of each queue and state were missed, and how many `kept` a backup has."""
+    """The number of missed messages by queue and state, and those `kept` in a backup."""
     is_kept = F.lit(False)
     if backup is not None:
         kept = _kept(missed, backup).withColumn("_kept", F.lit(True))

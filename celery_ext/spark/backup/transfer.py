@@ -1,4 +1,4 @@
-"""A backlog as Parquet files, and back: into the same broker or into another one."""
+"""Writes a backlog to Parquet files, and restores it into the same or another broker."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from ..sink.job_ledger import JobReport
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 
-#: Written last, and passed over by whoever reads Parquet: with it a backup is whole.
+#: Written last, so a backup with it is complete. Readers of Parquet ignore it.
 _SUMMARY = "_summary"
 
-#: What Spark reads as a pattern of names.
+#: Characters that Spark reads as a pattern of names.
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What a backup has: how many messages, by queue, made when and of which server."""
+    """The content of a backup: messages by queue, when it was made, and of which server."""
 
     version: int
     made_at: str
@@ -55,7 +55,7 @@ def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
 
 
 def _source(options: Mapping[str, Any]) -> str:
-    """The address of the broker that is read. Raises QueryError for a queue that it has not."""
+    """The address of the source broker. Raises QueryError for a queue that it does not have."""
     with connected(given := ReadOptions.parse(options)) as delayed:
         for queue in given.queues:
             delayed.check_queue(queue)
@@ -87,7 +87,7 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
 
 
 def counts(rows: DataFrame) -> dict[str, int]:
-    """How many messages of each queue a DataFrame has. Raises BackupError for other versions."""
+    """The number of messages by queue. Raises BackupError for other versions."""
     found = rows.groupBy("queue", "version").count().orderBy("queue").collect()
     for row in found:
         check_version(row["version"], "a part of the backup")
@@ -95,9 +95,9 @@ def counts(rows: DataFrame) -> dict[str, int]:
 
 
 def summary(spark: SparkSession, path: str) -> Summary:
-    """What a backup says of itself.
+    """The summary of a backup.
 
-    Raises BackupError where there is none, or one of another version.
+    Raises BackupError if there is none, or it has another version.
     """
     try:
         text = "".join(row.value for row in spark.read.text(f"{path}/{_SUMMARY}").collect())
@@ -144,14 +144,14 @@ def restore(rows: DataFrame, **options: Any) -> JobReport:
 
 @contextmanager
 def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int]]:
-    """Gives a function that says about how many messages a restore has dealt with by now.
+    """Yields a function that returns about how many messages a restore has processed so far.
 
-    It looks at the job's ledgers, which have those of earlier runs and a field or two beside them.
+    It counts the entries of the job's ledgers, which include earlier runs and a few other fields.
     `options` are those of `restore`, with a `job_id`. Raises Kombu's OperationalError.
     """
     given = WriteOptions.parse({**options, "operation": RESTORE})
     job = Job(given.job_id, "", given.ledger_seconds, RESTORE)
-    # Not `connected`: a bar looks while this process may use that one.
+    # Not `connected`: the progress bar reads while this process may use that connection.
     delayed = Delayed(app_of(given))
     store = LedgerStore(delayed.store, job)
     shards = [shard for queue in queues for shard in store.shards.all(queue)]

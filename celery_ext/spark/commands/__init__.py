@@ -1,1 +1,1 @@
-"""The jobs at the command line: one module for each kind, found by being in this package."""
+"""The jobs of the command line. Each module of this package is found automatically."""

@@ -1,4 +1,4 @@
-"""A backlog to Parquet files and back, or from one broker to another."""
+"""The commands `backup`, `restore` and `copy`."""
 
 from __future__ import annotations
 

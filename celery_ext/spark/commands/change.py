@@ -1,4 +1,4 @@
-"""Files of rows into the backlog: scheduled, cancelled, rescheduled."""
+"""The commands `schedule`, `cancel` and `reschedule`, which read files of rows."""
 
 from __future__ import annotations
 

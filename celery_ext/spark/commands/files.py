@@ -1,4 +1,4 @@
-"""Files of rows to schedule, cancel or reschedule, with columns of the types these take."""
+"""Reads files of rows to schedule, cancel or reschedule, and fits the types of their columns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _GUESS_TYPES = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
-#: These are read as text, so that a wrong one is refused with its row. Arguments stay the JSON that
-#: they are: types that Spark finds would give each row all the members that any other one has.
+#: These columns are read as text, so that an invalid value is refused with its row. Arguments stay
+#: JSON, because the types that Spark infers would give each row the members of all other rows.
 _TEXTS = frozenset(
     {
         *("id", "task", "args", "kwargs", "eta", "countdown", "queue", "priority", "headers"),
@@ -30,14 +30,14 @@ _TEXTS = frozenset(
 
 
 def read_rows(spark: SparkSession, path: str, format: str | None = None) -> DataFrame:
-    """The rows of Parquet files, of JSON lines, or of CSV with a header; of a file or a directory.
+    """The rows of a file or directory: Parquet, JSON lines, or CSV with a header.
 
-    Without a `format`, by the path's suffix. Raises OptionError, and what Spark raises for files
-    that are not there or not of this format.
+    Without a `format`, the path's suffix decides. Raises OptionError, and Spark's errors for files
+    that are missing or of another format.
     """
     format = format or format_of(path)
     before = spark.conf.get(_GUESS_TYPES)
-    spark.conf.set(_GUESS_TYPES, "false")  # of directories such as id=0017: it stays text
+    spark.conf.set(_GUESS_TYPES, "false")  # directories such as id=0017 stay text
     try:
         rows = _rows(spark, path, format)
     except AnalysisException as error:
@@ -58,10 +58,10 @@ def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
         return _parquet(spark, path)
     reader = spark.read.option("mode", "FAILFAST")
     if format == "csv":
-        # A file with other columns than the first one is an error, not read by their numbers.
+        # A file with other columns than the first is an error. Spark would match by position.
         reader = reader.option("header", "true").option("enforceSchema", "false")
         return _without_index(reader.option("escape", '"'), path)
-    # Where Spark looks for names and types, an error would not be one of its own.
+    # While Spark infers names and types, its error for damaged JSON would be a different one.
     found = spark.read.option("mode", "DROPMALFORMED").json(path).schema
     text = StringType()
     types = [
@@ -71,9 +71,9 @@ def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
 
 
 def _without_index(reader: DataFrameReader, path: str) -> DataFrame:
-    """CSV files without a first column that has no name, which is the index of pandas."""
+    """CSV files without pandas' index, which is a first column without a name."""
     found = reader.csv(path)
-    if found.columns[:1] != ["_c0"]:  # as Spark calls it, and then misses in the file
+    if found.columns[:1] != ["_c0"]:  # Spark's name for it, which it then misses in the file
         return found
     unnamed, *named = found.schema
     types = [StructField("", unnamed.dataType), *named]
@@ -81,13 +81,13 @@ def _without_index(reader: DataFrameReader, path: str) -> DataFrame:
 
 
 def _parquet(spark: SparkSession, path: str) -> DataFrame:
-    """Parquet files, also with times in nanoseconds, as pandas 2 writes them and Spark refuses."""
+    """Parquet files, including times in nanoseconds, which pandas 2 writes and Spark refuses."""
     try:
         rows = spark.read.parquet(path)
     except AnalysisException as error:
         if error.getCondition() != "PARQUET_TYPE_ILLEGAL" or "NANOS" not in str(error):
             raise
-        spark.conf.set(_NANOS_AS_LONG, "true")  # also while they are read
+        spark.conf.set(_NANOS_AS_LONG, "true")  # needed while they are read, too
         rows = spark.read.parquet(path)
     files = rows.inputFiles()
     if not files:
@@ -108,7 +108,7 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _merged(spark: SparkSession, path: str) -> DataFrame:
-    """Files with the columns that any of them has: Spark would take those of one for all."""
+    """Files with the columns of all of them. Spark would use the columns of one file."""
     try:
         return spark.read.option("mergeSchema", "true").parquet(path)
     except Py4JJavaError as error:
@@ -122,13 +122,13 @@ def _merged(spark: SparkSession, path: str) -> DataFrame:
 
 _NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 
-#: Where some times are in nanoseconds, so many files are compared with the first one.
+#: The most files that are compared with the first one, if some times are in nanoseconds.
 MOST_FILES = 1_000
 
-#: A column's name, or the names that lead to one within others.
+#: The name of a column, or the names that lead to a nested one.
 _Path = tuple[str, ...]
 
-#: What pandas and Arrow write of a column without any value: Spark takes it for numbers.
+#: The types that pandas and Arrow write for a column without values. Spark reads numbers.
 _NOTHING = ("UNKNOWN", "NULL")
 
 _NANOSECONDS = {"TIMESTAMP(NANOS,true)": True, "TIMESTAMP(NANOS,false)": False}
@@ -137,7 +137,7 @@ _NANOSECONDS = {"TIMESTAMP(NANOS,true)": True, "TIMESTAMP(NANOS,false)": False}
 def _nanoseconds(types: Mapping[_Path, str]) -> dict[str, bool]:
     """The columns with times in nanoseconds, and whether these are in UTC.
 
-    Raises OptionError for one within another column: Spark has no way to convert it there.
+    Raises OptionError for a nested one, which Spark cannot convert.
     """
     found = {path: _NANOSECONDS[type_] for path, type_ in types.items() if type_ in _NANOSECONDS}
     for path in found:
@@ -159,7 +159,7 @@ def _mixed(first: str, times: Mapping[str, bool], file: str, others: Mapping[str
 
 
 def _parquet_types(spark: SparkSession, file: str) -> dict[_Path, str]:
-    """What Parquet's own library says that the values of each column mean."""
+    """The logical type of each column, according to Parquet's own library."""
     jvm, conf = spark._jvm, spark._jsc.hadoopConfiguration()
     parquet = jvm.org.apache.parquet.hadoop
     path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI.create(file))
@@ -183,7 +183,7 @@ def _of_nanoseconds(name: str, is_instant: bool) -> Column:
 
 
 def queried(rows: DataFrame, query: str) -> DataFrame:
-    """What a query makes of rows, which it knows as the table `rows`."""
+    """The result of a query on the rows, which it knows as the table `rows`."""
     rows.createOrReplaceTempView("rows")
     try:
         return rows.sparkSession.sql(query)
@@ -192,7 +192,7 @@ def queried(rows: DataFrame, query: str) -> DataFrame:
 
 
 def format_of(path: str) -> str:
-    """The format that a path's suffix names. Raises OptionError where it names none."""
+    """The format of a path's suffix. Raises OptionError for an unknown suffix."""
     suffixes = PurePath(path).suffixes
     for suffix in reversed(suffixes):
         if suffix in _SUFFIXES:

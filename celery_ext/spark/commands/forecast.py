@@ -1,4 +1,4 @@
-"""The load that is to come."""
+"""The command `forecast`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def forecast(
 
 
 def tested(rows: list[dict[str, Any]]) -> list[str]:
-    """How near the forecast of each queue would have been in the last days."""
+    """The accuracy that the forecast of each queue would have had in the last days."""
     found = {
         row[
             "queue"

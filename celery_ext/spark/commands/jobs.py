@@ -1,4 +1,4 @@
-"""The jobs of a broker: listed, and forgotten."""
+"""The commands `jobs` and `forget`."""
 
 from __future__ import annotations
 

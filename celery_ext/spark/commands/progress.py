@@ -1,4 +1,4 @@
-"""How far Spark is, and what a job has done, at the terminal."""
+"""Shows the progress of Spark and the result of a job on the terminal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _LOOK_SECONDS = 0.2
 
 
 class Stages:
-    """The tasks of the stages that were running at some look; Spark plans them as it goes."""
+    """The tasks of all stages that were seen running. Spark plans stages as it proceeds."""
 
     def __init__(self, tracker: StatusTracker) -> None:
         self._tracker = tracker
         self._seen: dict[int, tuple[int, int]] = {}
 
     def look(self) -> tuple[int, int]:
-        """Look again; returns how many tasks are done, of how many."""
+        """Update the counts; returns the finished tasks and their total."""
         active = self._tracker.getActiveStageIds()
         for id in active:
             if info := self._tracker.getStageInfo(id):
@@ -44,7 +44,7 @@ class Stages:
 
 
 def watching(spark: SparkSession, what: str) -> AbstractContextManager[None]:
-    """A bar of the tasks that Spark runs meanwhile; over Connect, it does not know of any."""
+    """Show a bar of Spark's tasks meanwhile. Over Spark Connect it has no counts."""
     context = getattr(spark, "sparkContext", None)
     look = Stages(context.statusTracker()).look if context else lambda: (0, 0)
     return following(look, f"{what}, tasks of Spark")
@@ -52,7 +52,7 @@ def watching(spark: SparkSession, what: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def following(look: Callable[[], tuple[int, int]], what: str) -> Iterator[None]:
-    """A bar of what is done, of how many, that goes on meanwhile."""
+    """Show a bar that follows the counts (done, total) of `look` meanwhile."""
     with progress_bar() as bar:
         task = bar.add_task(what, total=None)
 
@@ -92,7 +92,7 @@ def table(counts: Mapping[str, Mapping[str, int]]) -> Table:
 
 
 def show(report: JobReport, done: str, as_json: bool, rejects: str | None = None) -> None:
-    """What became of a job's rows; `done` is what was done with those that count."""
+    """Print a job's result; `done` is the verb for its accepted rows."""
     if as_json:
         click.echo(json.dumps(asdict(report)))
         return
@@ -109,6 +109,6 @@ def show(report: JobReport, done: str, as_json: bool, rejects: str | None = None
 
 
 def ask(question: str, yes: bool) -> None:
-    """Let a person decide. Raises Abort where the answer is no."""
+    """Ask for confirmation. Raises Abort if the answer is no."""
     if not yes:
         click.confirm(question, abort=True, err=True)

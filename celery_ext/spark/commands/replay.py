@@ -1,4 +1,4 @@
-"""What an outage missed, scheduled again."""
+"""The command `replay`, which schedules missed messages again."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _narrowed(
 
 
 def _regex(pattern: str) -> str:
-    """For Java; `fnmatch.translate` makes some that only Python reads."""
+    """A regular expression for Java. Those of `fnmatch.translate` only work in Python."""
     return "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
 
 
@@ -165,7 +165,7 @@ def _replay(
     spread: timedelta,
     **options: Any,
 ) -> JobReport:
-    """What dead letters and backups have, as one report."""
+    """Replay dead letters and messages of backups; returns one report."""
     report = JobReport(options["job_id"])
     if kept is not None and set(states) != {"dead"}:
         lost = rows.where("state <> 'dead'")

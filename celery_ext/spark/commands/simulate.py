@@ -1,4 +1,4 @@
-"""Loads that are yet to come, at any size."""
+"""The command `simulate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def options_of(given: type, but: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """An option for each field of a class of parameters, as its metadata describe it."""
+    """Adds an option for each field of a class of parameters, from the field's metadata."""
     return all_of(*(_option(each) for each in fields(given) if each.name not in but))
 
 
@@ -118,7 +118,7 @@ def _load(spark: SparkSession, due: str | None, broker: dict[str, Any]) -> DataF
 
 
 def _drawing(plot: Path) -> Callable[[Simulation], None]:
-    """Raises errors before anything is simulated: what draws may not be installed."""
+    """Raise errors before the simulation starts: the plotting library may be missing."""
     try:
         from celery_ext.spark.simulation.plots import check_file, save
     except ModuleNotFoundError as error:

@@ -27,5 +27,5 @@ _HOMES = {
     "compaction": ["Compacted", "compact", "compact_archive"],
 }
 
-# Spark imports modules of this package in each of its workers: only what they use.
+# Lazy, because Spark's workers import modules of this package and need few of them.
 __getattr__ = names_of(__name__, _HOMES)

@@ -1,9 +1,8 @@
 """Lifecycle events as Parquet files, each event once, also after a crash.
 
-Each batch is a directory `batch=<number>`, with one for each day and queue in it, that is written
-as a whole. One that was being written when the job died is written again under the same number
-with the same events, which a log of files such as Spark's own file sink would need a reader of its
-own for.
+Each batch is a directory `batch=<number>`, with a directory for each day and queue in it. A batch
+that was incomplete when the job died is written again under the same number with the same events.
+Spark's own file sink would keep a log of files instead, which other readers do not know.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from .stream import NAME, EventOptions
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
-#: Of the queries of this process, by the ids of their runs.
+#: The locks of this process's queries, by the ids of their runs.
 _locks: dict[str, ArchiveLock] = {}
 
-#: Seconds between two looks at how far a query is.
+#: Seconds between two looks at the progress of a query.
 _LOOK_SECONDS = 0.5
 
 
@@ -70,9 +69,10 @@ def log_events(
 
 
 def _check(spark: SparkSession, path: str, checkpoint: str) -> None:
-    """A query without a checkpoint would number its batches from 0 on.
+    """Raises ArchiveError for a query without a checkpoint, if there is an archive.
 
-    Those that ranges include, even of batches that are not there any more, would not be read.
+    It would number its batches from 0. Readers would ignore those in merged ranges, and those of
+    deleted batches, too.
     """
     if exists(spark, f"{path}/date=*"):
         raise ArchiveError(f"{path} has a compact copy of an archive: give another path")
@@ -88,7 +88,7 @@ def _writer(path: str) -> Callable[[DataFrame, int], None]:
     def write(events: DataFrame, number: int) -> None:
         place = f"{path}/{BATCH.format(number)}"
         if exists(events.sparkSession, f"{place}/_SUCCESS"):
-            return  # the job died behind it; some of its events may be trimmed by now
+            return  # the job died after this batch; some of its events may be trimmed by now
         by_day(events).write.mode("overwrite").partitionBy(*PARTITIONS).parquet(place)
 
     return write
@@ -110,7 +110,7 @@ def _watch(query: StreamingQuery, progress: Callable[[int], Any]) -> int:
     count, last, of_last, ended = 0, -1, 0, False
     while not ended:
         ended, before = bool(query.awaitTermination(_LOOK_SECONDS)), count
-        for each in query.recentProgress:  # some of it for the second time
+        for each in query.recentProgress:  # some of them for the second time
             number, rows = each["batchId"], each["numInputRows"]
             if number > last:
                 last, of_last = number, 0

@@ -1,7 +1,7 @@
-"""The directories of an archive of lifecycle events, wherever Spark can read.
+"""The directories of an archive of lifecycle events, in any file system that Spark can read.
 
-A batch is `batch=<number>`. Some of them may be merged into `batch=<first>-<last>`: a line in
-`_ranges` says that this one is whole.
+A batch is `batch=<number>`. Several may be merged into `batch=<first>-<last>`. A line in `_ranges`
+says that this directory is complete.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kombu_delayed.errors import DelayedError
 
 from .batches import SCHEMA
 
-#: What a batch's directory is called; zeros in front keep the names in order.
+#: The name of a batch's directory; leading zeros keep the names in order.
 BATCH = "batch={:08d}"
 
-#: By which files are split; the day is that of the event, in the session's time zone.
+#: The columns that split files; the date is that of the event, in the session's time zone.
 PARTITIONS = ("date", "queue")
 
-#: Has a line for each range of batches that was merged as a whole.
+#: The directory with a line for each completely merged range of batches.
 RANGES = "_ranges"
 
 
@@ -34,7 +34,7 @@ class ArchiveError(DelayedError):
 
 
 def spelled(path: str) -> str:
-    """A path in the one form that all its spellings have in common, without a slash at its end."""
+    """A path in one canonical form, without a slash at its end."""
     url = urlsplit(path)
     if url.scheme in ("", "file"):
         return os.path.realpath(url.path if url.scheme else path)
@@ -42,9 +42,9 @@ def spelled(path: str) -> str:
 
 
 def exists(spark: SparkSession, pattern: str) -> bool:
-    """Whether there is a file or a directory, wherever Spark can read."""
+    """Whether a file or a directory exists, in any file system that Spark can read."""
     try:
-        # Only names are looked at, whatever is in the files and however they are partitioned.
+        # This looks at names only, and not at the content or the partitions of the files.
         spark.read.option("recursiveFileLookup", "true").text(pattern)
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
@@ -54,22 +54,22 @@ def exists(spark: SparkSession, pattern: str) -> bool:
 
 
 def merged(spark: SparkSession, path: str) -> list[str]:
-    """The ranges of batches that were merged as a whole, such as "00000000-00000041"."""
+    """The completely merged ranges of batches, such as "00000000-00000041"."""
     if not exists(spark, f"{path}/{RANGES}"):
         return []
     return sorted({row.value for row in spark.read.text(f"{path}/{RANGES}").collect()})
 
 
 def batches_of(spark: SparkSession, path: str) -> DataFrame:
-    """The events of all batches, those that were merged from their ranges alone."""
+    """The events of all batches; merged batches are only read from their ranges."""
     schema = StructType([*SCHEMA.fields]).add("batch", StringType())
     found = spark.read.schema(schema).option("basePath", path).parquet(f"{path}/batch=*")
-    # A condition on directories: what it leaves out is not read.
+    # A condition on directories, so Spark does not read the others.
     return found.where(_counts(merged(spark, path))).select(*SCHEMA.names)
 
 
 def _counts(ranges: list[str]) -> Column:
-    """Whether a directory counts: one that has been merged, or that is being written, does not."""
+    """Whether a directory counts: not if it was merged, or is still being written."""
     is_new = ~F.col("batch").contains("-")
     if not ranges:
         return is_new

@@ -1,4 +1,4 @@
-"""Lets one job at a time write an archive: two would write the same batch, and both stay there."""
+"""Lets one job at a time write an archive. Two jobs would write the same batch twice."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .archive_files import ArchiveError, spelled
 
 logger = logging.getLogger(__name__)
 
-#: A job that says nothing for so long has died, and another one may write.
+#: A job that has not renewed its lock for this long is dead, and another one may write.
 LEASE_SECONDS = 15.0
 
-#: How often a job says that it writes.
+#: How often a job renews its lock.
 RENEW_SECONDS = 3.0
 
-#: So long a job waits for another one to end, or for the lease of one that has died.
+#: How long a job waits for another one to end, or for the lease of a dead one.
 PATIENCE_SECONDS = 20.0
 
-#: How often it looks.
+#: How often a waiting job tries again.
 LOOK_SECONDS = 0.5
 
 
 class ArchiveLock:
-    """Is held from its creation until `free`, or until its process has died."""
+    """A lock that is held from its creation until `free`, or until its process dies."""
 
     def __init__(self, options: BrokerOptions, path: str) -> None:
         """Raises ArchiveError if another job writes the archive, and redis-py's errors."""
@@ -63,14 +63,14 @@ class ArchiveLock:
             time.sleep(LOOK_SECONDS)
 
     def _said(self, seconds: float) -> str:
-        """Say that this job writes for so long; returns the name of another one that does."""
+        """Take or renew the lock for some seconds; returns the name of another job that has it."""
         found = script("write_archive")(
             self._delayed.store.run, writer=self._key, name=self._name, ms=round(seconds * 1000)
         )
         return bytes(found).decode()
 
     def keep(self, is_active: Callable[[], bool], stop: Callable[[], None]) -> None:
-        """Hold it in a thread for as long as a query is active; `stop` that if it is lost."""
+        """Renew it in a thread while a query is active; `stop` the query if the lock is lost."""
         threading.Thread(
             target=self._keep, args=(is_active, stop), name="archive-lock", daemon=True
         ).start()
@@ -85,7 +85,7 @@ class ArchiveLock:
             renew_at = time.monotonic() + RENEW_SECONDS
             try:
                 other = self._said(LEASE_SECONDS)
-            except BROKER_FAILS:  # the query hears of it as well
+            except BROKER_FAILS:  # the query gets this error as well
                 continue
             if other:
                 logger.error("Another job writes this archive now (%s): this one stops", other)
@@ -94,7 +94,7 @@ class ArchiveLock:
         self.free()
 
     def free(self) -> None:
-        """Let other jobs write. Twice is safe."""
+        """Release the lock. Idempotent."""
         if self._ended.is_set():
             return
         self._ended.set()

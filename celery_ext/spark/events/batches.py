@@ -16,7 +16,7 @@ from kombu_delayed.store.store import Store
 
 from .positions import Piece
 
-#: The columns that a reader gives where it is not asked for some of them.
+#: The columns of a reader by default.
 SCHEMA = StructType()
 for _name in ("stream_id", "event", "id", "task", "tenant", "queue"):
     SCHEMA.add(_name, StringType())
@@ -24,10 +24,10 @@ SCHEMA.add("due", TimestampType()).add("at", TimestampType())
 SCHEMA.add("consumer", StringType()).add("worker", StringType()).add("deliveries", IntegerType())
 SCHEMA.add("reason", StringType()).add("job", StringType())
 
-#: Events that one call reads, and calls that make one batch.
+#: Events per call, and calls per batch.
 PAGE_SIZE, PAGES = 1_000, 5
 
-#: Where a page has more than these, the next ones are shorter: a job's entry has many events.
+#: After a page with more bytes, the next pages are shorter: a job's entry has many events.
 PAGE_BYTES, LEAST_PAGE = 500_000, 20
 
 _FIELDS = (
@@ -35,14 +35,14 @@ _FIELDS = (
     "job",
 )
 
-#: What an event says, in the order above.
+#: The values of an event, in the order above.
 Row = list[Any]
 
 
 def batches(
     store: Store, queue: str, piece: Piece, schema: pa.Schema
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """A piece of a queue's events, with the columns of a schema, and of how many entries they are.
+    """A piece of a queue's events with the columns of a schema, and the number of its entries.
 
     Raises DelayedError.
     """

@@ -1,8 +1,8 @@
-"""An archive of lifecycle events in fewer files, and without days that nobody needs any more.
+"""Merges the files of an archive of lifecycle events, and deletes old days.
 
 Batches are merged into a directory `batch=<first>-<last>` beside them. A line in `_ranges` says
-that it is whole; only then are its batches deleted. So whenever a merge is killed, a reader that
-knows these lines finds each event once.
+that it is complete; only then are its batches deleted. So even if a merge is killed, a reader of
+these lines finds each event once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .batches import SCHEMA
 #: A batch, or the first and last one of a range.
 _NAME = re.compile(r"batch=(\d+)(?:-(\d+))?")
 
-#: Where the directories of an archive or of a copy begin, in the path of one of its files.
+#: The end of the root of an archive or of a copy, in the path of one of its files.
 _PARTITION = re.compile(r"/(?:batch|date)=")
 
-#: Fewer batches are left for the next time.
+#: The least number of batches to merge; fewer are left for the next time.
 LEAST_BATCHES = 2
 
 
@@ -104,7 +104,7 @@ def _today() -> date:
 
 
 def _is_left_over(name: re.Match[str], ranges: list[str], done: int) -> bool:
-    """Of a merge that ended here, or of one that was killed."""
+    """Whether a directory is left over from this merge, or from one that was killed."""
     return name[0][len("batch=") :] not in ranges if name[2] else int(name[1]) <= done
 
 
@@ -120,9 +120,9 @@ def _merge(spark: SparkSession, path: str, numbers: list[int]) -> str:
 
 
 def _forget(files: _Files, newest: str, before: date) -> int:
-    """Delete the days of all batches before the newest, and directories that are empty then.
+    """Delete old days of all batches before the newest, and directories that are empty then.
 
-    What comes behind it is being written.
+    Batches after the newest are still being written.
     """
     count = 0
     for name in files.names("batch=*"):
@@ -139,7 +139,7 @@ def _forget(files: _Files, newest: str, before: date) -> int:
 
 
 class _Files:
-    """Directories of an archive, in whatever file system Spark has it."""
+    """Directories of an archive, in any file system that Spark knows."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         try:

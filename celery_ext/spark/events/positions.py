@@ -1,7 +1,7 @@
-"""Where a reader of lifecycle events stands, how far it may go, and what it has missed.
+"""The position of a reader in a stream of lifecycle events, and the events that it missed.
 
-Streams are trimmed from their old end while they are read. Redis counts what was ever added, so a
-position that counts along tells how much went unread.
+Streams are trimmed at their old end while they are read. Redis counts all events that were ever
+added, so a position with that count shows how many events were missed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.calls.shards import label
 from kombu_delayed.store.store import Store
 
-#: Events that one call of the server looks at to find the end of a piece: a millisecond.
+#: Events that one call scans to find the end of a piece, which takes the server a millisecond.
 STEP_SIZE = 500
 
-#: A count that is not known: at the beginning of a stream, and from servers before Redis 7.
+#: An unknown count: at the beginning of a stream, and on servers before Redis 7.
 UNKNOWN = -1
 
 BEGINNING = "0-0"
@@ -34,7 +34,7 @@ class EventsLost(DelayedError):
 
 @dataclass(frozen=True)
 class Position:
-    """Behind the event `id`, the `n`th that was ever added to its stream."""
+    """The position after the event `id`, the `n`th that was ever added to its stream."""
 
     id: str = BEGINNING
     n: int = UNKNOWN
@@ -50,7 +50,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Stream:
-    """The stream of a queue as it is now; `first_id` is empty where it has no event."""
+    """The current state of a queue's stream; `first_id` is empty if it has no event."""
 
     length: int
     first_id: str
@@ -67,7 +67,7 @@ GONE = Stream(0, "", Position())
 
 @dataclass(frozen=True)
 class Piece:
-    """The events behind `after` up to `upto`; `count` of them, if that is known."""
+    """The events after `after` up to `upto`; `count` is their number, if known."""
 
     after: str
     upto: str
@@ -92,7 +92,7 @@ def look(store: Store, queue: str) -> Stream | None:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a reader has missed: so many events (UNKNOWN: some), or a stream that is another one."""
+    """Missed events: their number (or UNKNOWN), or a stream that was replaced."""
 
     queue: str
     position: Position
@@ -124,7 +124,7 @@ class Loss:
 
 
 def renewed(position: Position, stream: Stream) -> Position:
-    """The same place in a stream that was idle until it went, and was begun anew since then."""
+    """The same position, if the stream was idle, then deleted, and has begun anew."""
     if stream.trimmed or not _is_another(position, stream):
         return position
     idle_ms = Position(stream.first_id).key[0] - position.key[0] if stream.first_id else 0
@@ -132,7 +132,7 @@ def renewed(position: Position, stream: Stream) -> Position:
 
 
 def _is_another(position: Position, stream: Stream) -> bool:
-    """Whether the event of a position cannot have been one of this stream."""
+    """Whether the event of a position cannot belong to this stream."""
     if stream.end.key < position.key:
         return True
     if UNKNOWN in (position.n, stream.end.n):
@@ -143,7 +143,7 @@ def _is_another(position: Position, stream: Stream) -> bool:
 
 
 def loss(queue: str, position: Position, stream: Stream) -> Loss | None:
-    """What is missing between a position and the stream as it is now; None: nothing."""
+    """The events missing between a position and the current stream; None if none are."""
     if _is_another(position, stream):
         return Loss(queue, position, stream, UNKNOWN, anew=True)
     if UNKNOWN not in (position.n, stream.end.n):
@@ -156,7 +156,7 @@ def loss(queue: str, position: Position, stream: Stream) -> Loss | None:
 
 
 def after_loss(loss: Loss) -> Position:
-    """Where a reader goes on that does not mind."""
+    """The position at which a reader continues that ignores losses."""
     if not loss.anew:
         n = UNKNOWN if loss.count == UNKNOWN else loss.position.n + loss.count
         return Position(loss.position.id, n)
@@ -169,8 +169,8 @@ def pieces(
 ) -> tuple[list[Piece], Position, int]:
     """At most `limit` events from a position up to another, in pieces of about `size`.
 
-    Returns them, where they end, and how many were trimmed meanwhile. Each call of the server
-    looks at STEP_SIZE events.
+    Returns the pieces, their end, and the number of events trimmed meanwhile. Each call scans
+    STEP_SIZE events.
     """
     found: list[Piece] = []
     after, at, n, count, lost = start.id, start.id, start.n, 0, 0
@@ -201,10 +201,10 @@ def _step(store: Store, queue: str, after: str, upto: str, limit: int) -> tuple[
 
 
 def shares(pending: Mapping[str, int], limit: int) -> dict[str, int]:
-    """A limit on events divided among queues: what the small ones leave is the large ones'."""
+    """Divide a limit on events among queues. Large queues get the rest of small ones."""
     given: dict[str, int] = {}
     for at, queue in enumerate(sorted(pending, key=pending.__getitem__)):
-        # Rounded up: a limit below the number of queues must not stop all of them.
+        # Rounded up, because a limit below the number of queues must not stop all of them.
         given[queue] = min(pending[queue], -(-limit // (len(pending) - at)))
         limit -= given[queue]
     return given

@@ -2,8 +2,8 @@
 
     spark.readStream.format("kombu_delayed_events").option("broker", url).load()
 
-The offset of a query has a position for each queue. A batch is what lies between two positions of a
-stream whose entries never change, so it is the same each time it is read.
+The offset of a query has a position for each queue. A batch has the events between two positions of
+a stream whose entries never change, so each read gives the same events.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from .positions import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Not Kombu's, which says nothing where nobody has set up logging, as in Spark's processes.
+#: Not Kombu's logger, which is silent unless logging is set up, as in Spark's processes.
 logger = logging.getLogger(__name__)
 
 NAME = "kombu_delayed_events"
 
-#: How often a reader that is told of no queues looks for new ones.
+#: How often a reader without the option `queues` looks for new ones.
 DISCOVERY_SECONDS = 60
 
 #: More than any limit on rows.
@@ -62,7 +62,7 @@ Offset = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class EventOptions(BrokerOptions):
-    """What is read of lifecycle events, and how much at a time."""
+    """Options for reading lifecycle events: which ones, and how many at a time."""
 
     queues: tuple[str, ...] = option(
         (),
@@ -136,7 +136,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pieces": {}}
 
-    # What Spark asks for, by its names.
+    # The interface of Spark.
 
     def initialOffset(self) -> dict[str, Any]:
         with connected(self.options) as delayed:
@@ -173,7 +173,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ranges
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
-        """The events of a range. Raises EventsLost where they are not those that were planned."""
+        """The events of a range. Raises EventsLost if they differ from the planned ones."""
         queue, piece, count = partition.queue, partition.piece, 0
         with connected(self.options) as delayed:
             for entries, batch in batches(delayed.store, queue, piece, self.schema):
@@ -186,7 +186,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Planning.
 
     def _streams(self, store: Store, known: Iterable[str] = ()) -> dict[str, Stream]:
-        """The streams there are of the queues to read, among them those `known` already."""
+        """The streams of the queues to read, including those that are `known` already."""
         store.shards.look_again()
         given = {shard for queue in self.options.queues for shard in store.shards.all(queue)}
         names = given or {*known, *self._discover(store)}
@@ -219,7 +219,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _end(
         self, store: Store, queue: str, start: Position, end: Position, pending: int, limit: int
     ) -> Position:
-        """How far the next batch goes in one queue; remembers its pieces for `partitions`."""
+        """The end of the next batch in one queue. Stores its pieces for `partitions`."""
         size = self.options.rows_per_task
         if UNKNOWN not in (start.n, end.n) and pending <= min(limit, size):
             found, stop = [Piece(start.id, end.id, pending)] if pending else [], end
@@ -233,7 +233,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return stop
 
     def between(self, queue: str, start: Position, stop: Position) -> list[Piece]:
-        """The pieces of a batch, also of one that was planned before this process began."""
+        """The pieces of a batch, even if it was planned before this process started."""
         planned = self._pieces.get((queue, start.id, stop.id))
         if planned is not None:
             return planned
@@ -261,7 +261,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _pending(start: Position, end: Position, stream: Stream) -> int:
-    """How many events there are to read, or at the most."""
+    """The number of events to read, or an upper bound."""
     if UNKNOWN in (start.n, end.n):
         return stream.length
     return max(end.n - start.n, 0)
@@ -276,7 +276,7 @@ def positions(kept: Mapping[str, Any]) -> dict[str, Position]:
 
 
 def queues_with_events(store: Store) -> set[str]:
-    """The queues that have lifecycle events, but for those of Celery's own messages."""
+    """The queues with lifecycle events, without those of Celery's own messages."""
     return {name for name in queues_with(store, "events") if not CELERY_OWN.search(name)}
 
 

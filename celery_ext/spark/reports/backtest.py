@@ -15,21 +15,21 @@ from .similar_hours import DAILY_DAYS, WEEKLY_DAYS, hours_of, levels, unseen
 
 __all__ = ["backtest"]
 
-#: Days that are forecast anew, and hours with messages that a queue must have in them.
+#: Days that are forecast for the test, and the hours with messages that a queue needs in them.
 DAYS, LEAST_HOURS = 7, 24
 
-#: The ways to forecast. The plain mean of similar hours comes first: it wins where two are as good.
+#: The methods. The plain mean of similar hours comes first, because it wins a tie.
 MEAN, LEVEL, TREND = METHODS = ("mean", "level", "trend")
 
 
 def factor(method: str) -> Column:
-    """What the mean of similar hours is multiplied with."""
+    """The factor of a method, for the mean of similar hours."""
     factors = {LEVEL: F.col("level"), TREND: F.col("level") * F.col("growth")}
     return F.coalesce(factors.get(method, F.lit(1.0)), F.lit(1.0))
 
 
 def chosen_factor() -> Column:
-    """The same of the method of a row; of the plain mean where it has none."""
+    """The factor of a row's method; that of the plain mean if it has none."""
     found = factor(MEAN)
     for name in METHODS[1:]:
         found = F.when(F.col("method") == name, factor(name)).otherwise(found)
@@ -37,9 +37,9 @@ def chosen_factor() -> Column:
 
 
 def deviation() -> Column:
-    """Of what comes in an hour from the mean of similar ones.
+    """The standard deviation of an hour's messages from the mean of similar hours.
 
-    At least that of independent arrivals: few samples may be alike by chance.
+    At least that of independent arrivals, because a few samples may be alike by chance.
     """
     one_over = F.when(F.col("samples") > 0, 1 / F.col("samples")).otherwise(0)
     return F.sqrt(F.greatest("variance", "mean") * (1 + one_over))
@@ -71,7 +71,7 @@ def backtest(arrivals: DataFrame, now: datetime, confidence: float = 0.9) -> Dat
 
 
 def _tried(arrivals: DataFrame, hours: DataFrame, now: datetime) -> DataFrame:
-    """What each way said of each hour of the last days that had messages, or should have had."""
+    """Forecasts of each method for hours of the last days with real or expected messages."""
     origins = _origins(hours, now)
     after = F.make_dt_interval(hours=F.col("id").cast("int"))
     ahead = origins.crossJoin(arrivals.sparkSession.range(24)).select(
@@ -94,9 +94,9 @@ def _tried(arrivals: DataFrame, hours: DataFrame, now: datetime) -> DataFrame:
 
 
 def _origins(hours: DataFrame, now: datetime) -> DataFrame:
-    """The beginnings of the last whole days before which the history is long enough to compare.
+    """The starts of the last full days with enough history before them.
 
-    As long as it takes to look at hours in the same way as now.
+    Enough means that similar hours are defined in the same way as now.
     """
     today = now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
     given = [(today - timedelta(days=day + 1),) for day in range(DAYS)]
@@ -109,7 +109,7 @@ def _origins(hours: DataFrame, now: datetime) -> DataFrame:
 
 
 def _chosen(what: str) -> Column:
-    """The value of the method of a row."""
+    """The value for a row's method."""
     found = F.col(f"{what}_{MEAN}")
     for name in METHODS[1:]:
         found = F.when(F.col("method") == name, F.col(f"{what}_{name}")).otherwise(found)

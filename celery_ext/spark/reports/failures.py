@@ -45,7 +45,7 @@ def _rows(delayed: Delayed) -> Iterator[tuple[Any, ...]]:
 
 
 def by_error(failures: DataFrame) -> DataFrame:
-    """Failures of each task by their error, with the last one's message."""
+    """Failures by task and error, with the latest message."""
     return failures.groupBy("queue", "task", "error").agg(
         F.count("*").alias("failures"),
         F.max("at").alias("last_at"),

@@ -28,7 +28,7 @@ __all__ = ["arrivals", "due_per_hour", "forecast", "forecast_of", "service", "wo
 
 LONGEST_HOURS = 24 * 35
 
-#: What notices are rounded up to.
+#: Notices are rounded up to multiples of this.
 _NOTICE_SECONDS = 300
 
 
@@ -122,7 +122,7 @@ def _hour_of(now: datetime) -> datetime:
 
 
 def _ahead(numbers: DataFrame, now: datetime) -> DataFrame:
-    """The coming hours, each with the notice that what comes from now on has at the most."""
+    """The coming hours, each with the longest notice of messages sent from now on."""
     hour = F.lit(_hour_of(now)) + F.make_dt_interval(hours=(F.col("id") + 1).cast("int"))
     seconds = F.unix_timestamp("hour") - F.lit(int(now.timestamp()))
     return numbers.select(hour.alias("hour")).withColumn("lead", _rounded(seconds).cast("int"))
@@ -199,7 +199,7 @@ def forecast_of(
     until = now + timedelta(hours=hours + 1)
     options = {**options, "due_from": now, "due_to": until}
     ReadOptions.parse(options)
-    # Columns that are not asked for are not fetched: no message is.
+    # Only these columns are read, so no messages are fetched.
     waiting = spark.read.format(FORMAT).schema("queue string, due timestamp")
     happened = deliveries(events)
     known = due_per_hour(waiting.options(**as_texts(options)).load())

@@ -13,14 +13,14 @@ def duration(seconds: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share in per cent; a small one is not shown as none."""
+    """A share in per cent. A small one is not shown as 0."""
     if value is None:
         return "n/a"
     return "< 0.01 %" if 0 < value < 0.0001 else f"{value:.2%}".replace("%", " %")
 
 
 def number(value: float | None) -> str:
-    """A number with its thousands apart; two decimals where it is not whole."""
+    """A number with separated thousands, and two decimals if it is not whole."""
     if value is None:
         return "n/a"
     return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"

@@ -1,4 +1,4 @@
-"""The job `report`: all reports as Parquet tables, and one HTML page that needs nothing else."""
+"""The job `report`: all reports as Parquet tables, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from . import plots, queries
 from .failures import by_error
 from .formatting import duration, moment, number, share
 
-#: Rows of a table on the page; Parquet has all.
+#: The most rows of a table on the page; the Parquet tables have all.
 LIMIT = 50
 
-#: Messages that were worst, and that are longest overdue, on the page.
+#: The latest and the longest overdue messages on the page.
 WORST = 100
 
 PAGE = "report.html"
 
-#: Tables that are written at the same time: small ones would leave a cluster idle.
+#: Tables that are written in parallel, because small ones would leave a cluster idle.
 AT_ONCE = 4
 
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ def tables(
     as_of: datetime | None = None,
     failures: DataFrame | None = None,
 ) -> dict[str, DataFrame]:
-    """All reports by the names under which they are written."""
+    """All reports by the names of their tables."""
     waiting = queries.never_delivered(events, as_of)
     seconds = queries.part_seconds(queries.span_seconds(deliveries))
     failed = {} if failures is None else {"failures": by_error(failures)}
@@ -105,10 +105,10 @@ def report(
 ) -> str:
     """Write all reports on some events as tables in `out`, and a page; returns the page's path.
 
-    What `out` had of an earlier report is replaced. The page is a file of this machine, by default
-    in `out`, which then is a directory here. `failures` are those of `reports.failures`.
-    `progress` is told of each table that is done. Raises ReportError where nothing was delivered,
-    or where it is not said where the page shall be.
+    An earlier report in `out` is replaced. The page is a local file, by default in `out`, which
+    must be a local directory then. `failures` are those of `reports.failures`. `progress` is
+    called after each table. Raises ReportError if nothing was delivered, or if a path for the
+    page is needed and missing.
     """
     path = Path(page_path or _in_directory(out))
     deliveries = queries.deliveries(events).persist()
@@ -147,7 +147,7 @@ def _write(found: dict[str, DataFrame], out: str, progress: Callable[[str], Any]
 
 
 class _Written:
-    """Tables that were written, of which the page shows some rows."""
+    """The written tables, of which the page shows some rows."""
 
     def __init__(self, spark: SparkSession, out: str) -> None:
         self._spark, self._out = spark, out
@@ -160,7 +160,7 @@ class _Written:
         return _rows(self.table(name), *order, limit=limit)
 
     def sums(self, name: str, by: str, value: str, *order: str, limit: int) -> list[Row]:
-        """The first rows of a table that is summed up over other columns."""
+        """The first rows of a table, summed over its other columns."""
         found = self.table(name).groupBy(by).agg(F.sum(value).alias(value))
         return _rows(found, *order, limit=limit)
 
@@ -172,17 +172,17 @@ def _rows(table: DataFrame, *order: str, limit: int) -> list[Row]:
 
 
 def _in_utc(row: Row) -> Row:
-    """Spark gives times in the time zone of this process, without saying so."""
+    """Convert times to UTC. Spark returns naive times in this process's time zone."""
     return {
         name: value.astimezone(timezone.utc) if isinstance(value, datetime) else value
         for name, value in row.items()
     }
 
 
-#: Parts that a plot shows: days of a century.
+#: The most intervals of a plot: the days of a century.
 _MOST_PARTS = 36_600
 
-#: Workers that are counted; those of which a plot shows the ends.
+#: The most workers that are read; a plot shows the first and last of them.
 _MOST_WORKERS = 100_000
 
 
@@ -230,7 +230,7 @@ def page(written: _Written, target_seconds: float, title: str, has_failures: boo
 
 
 def _tiles(total: Row) -> list[tuple[str, str, bool]]:
-    """Text, meaning, and whether it is one to look at."""
+    """The tiles of the page: value, label, and whether it needs attention."""
     return [
         (number(total["deliveries"]), "deliveries", False),
         (duration(total["p50_seconds"]), "median lateness", False),

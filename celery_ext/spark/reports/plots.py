@@ -1,4 +1,4 @@
-"""Plots of a report, as SVG that a page has in itself."""
+"""Plots of a report, as inline SVG."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STYLE: Any = {
     "date.converter": "concise",
 }
 
-#: The colour of texts and lines, which becomes that of the page's text, light or dark.
+#: The colour of texts and lines. It is replaced by the page's text colour, light or dark.
 _INK = "#123456"
 
 _ON_PAGE: Any = {
@@ -46,10 +46,10 @@ _ON_PAGE: Any = {
     "savefig.facecolor": "none",
 }
 
-#: Workers that one plot shows.
+#: The most workers in a plot.
 MOST_WORKERS = 60
 
-#: From which lateness on a logarithmic axis has room.
+#: Where the logarithmic axis of lateness begins.
 _LEAST_SECONDS = 0.01
 
 _durations = FuncFormatter(lambda value, _: duration(value))
@@ -86,7 +86,7 @@ def lateness_over_time(parts: Sequence[Row], length: timedelta, target_seconds: 
 
 
 def load_over_time(parts: Sequence[Row], length: timedelta) -> str:
-    """Deliveries; none between the parts that are there."""
+    """Deliveries per interval; missing intervals have none."""
     with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=(9, 2.2), layout="constrained")
         axes = figure.subplots()
@@ -102,7 +102,7 @@ def load_over_time(parts: Sequence[Row], length: timedelta) -> str:
 def _steps(
     counted: Sequence[tuple[datetime, int]], length: timedelta
 ) -> tuple[list[Any], list[int]]:
-    """Where steps of a plot begin; it falls to 0 where a part is missing, and at the end."""
+    """The steps of a plot, which falls to 0 at a missing interval and at the end."""
     times: list[Any] = []
     counts: list[int] = []
     for at, count in counted:
@@ -130,7 +130,7 @@ def histogram(buckets: Sequence[Row], edges: Sequence[float]) -> str:
 
 
 def workers(rows: Sequence[Row]) -> str:
-    """Deliveries of each worker, those with most first; only the ends of a long list."""
+    """Deliveries by worker, the highest first; only the first and last of a long list."""
     shown = list(rows)
     if len(shown) > MOST_WORKERS:
         half = MOST_WORKERS // 2
@@ -138,7 +138,7 @@ def workers(rows: Sequence[Row]) -> str:
     with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=(9, 0.6 + 0.24 * len(shown)), layout="constrained")
         axes = figure.subplots()
-        # `$` would begin a formula.
+        # Matplotlib would read `$` as the start of a formula.
         names = [row["worker"].replace("$", r"\$") for row in shown]
         bars = axes.barh(range(len(shown)), [row["deliveries"] for row in shown], color=COUNTS)
         axes.set_yticks(range(len(shown)), names)

@@ -1,7 +1,7 @@
-"""What happened, from lifecycle events: lateness, throughput, failures, evenness.
+"""Reports from lifecycle events: lateness, throughput, failures, evenness.
 
-Each is a transform of a DataFrame with the columns of the source `kombu_delayed_events`, or of the
-one that `deliveries` makes of it. Nothing is collected on the driver.
+Each function transforms a DataFrame with the columns of the source `kombu_delayed_events`, or of
+`deliveries`. Nothing is collected on the driver.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pyspark.sql import functions as F
 
 from kombu_delayed.inspection.events import EVENTS
 
-#: What a share of the messages stays below.
+#: The percentiles of a report, by column.
 PERCENTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 
-#: How a delivery ends.
+#: The events that end a delivery.
 ENDS = ("acked", "dropped", "released", "reclaimed", "buried")
 
-#: Where a histogram of lateness has its edges.
+#: The edges of a histogram of lateness.
 EDGES_SECONDS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 7200.0)
 
-#: In parts of this length a time is shown, so that there are at most about so many of them.
+#: The possible lengths of the intervals of a plot, and about how many it has at most.
 PARTS_SECONDS, MOST_PARTS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400), 150
 
 HOUR_SECONDS = 3600
@@ -30,7 +30,7 @@ HOUR_SECONDS = 3600
 _SCHEDULES = ("scheduled", "rescheduled")
 _MESSAGE = ("queue", "id")
 
-#: Percentiles are exact up to so many values, and off by one in so many beyond.
+#: Percentiles are exact for up to this many values. Above, the error in rank is 1 in this number.
 _ACCURACY = 10_000
 
 
@@ -96,7 +96,7 @@ def lateness(deliveries: DataFrame, *by: str) -> DataFrame:
 
 
 def _first(deliveries: DataFrame) -> DataFrame:
-    """The first delivery of each delayed message: a later one is late because the first failed."""
+    """The first delivery of each delayed message. A later one is late because the first failed."""
     return deliveries.where("attempt = 1 and lateness_seconds is not null")
 
 
@@ -211,17 +211,17 @@ def histogram(deliveries: DataFrame) -> DataFrame:
     return _first(deliveries).groupBy(bucket).agg(F.count("*").alias("messages"))
 
 
-# Over time, in parts that are as long as fits the time.
+# Over time, in intervals that fit the whole span.
 
 
 def part_seconds(seconds: float) -> int:
-    """In parts of which length so many seconds are shown."""
+    """The length of the intervals for a span of this many seconds."""
     fitting = (each for each in PARTS_SECONDS if seconds / each <= MOST_PARTS)
     return next(fitting, PARTS_SECONDS[-1])
 
 
 def span_seconds(deliveries: DataFrame) -> float:
-    """From the first due time or delivery to the last one."""
+    """The seconds from the first due time or delivery to the last one."""
     first = F.min(F.least("delivered_at", F.coalesce("due", "delivered_at")))
     last = F.max(F.greatest("delivered_at", F.coalesce("due", "delivered_at")))
     [(begin, end)] = deliveries.agg(F.unix_millis(first), F.unix_millis(last)).collect()
@@ -229,7 +229,7 @@ def span_seconds(deliveries: DataFrame) -> float:
 
 
 def part_of(time: Column, seconds: int) -> Column:
-    """When the part of so many seconds began in which a time is, in any session's time zone."""
+    """The start of the interval that has a time, in any session's time zone."""
     return F.timestamp_seconds(F.floor(F.unix_seconds(time) / seconds) * seconds)
 
 

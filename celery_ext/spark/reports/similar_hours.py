@@ -1,4 +1,4 @@
-"""What came at short notice in hours like others, and how the load of whole weeks changes."""
+"""Messages sent at short notice in similar hours, and the change of the load between weeks."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pyspark.sql import functions as F
 
 from .queries import HOUR_SECONDS, part_of
 
-#: Days of history from which on each hour of the week, or of the day, is looked at by itself.
+#: The days of history needed to separate the hours of the week, or those of the day.
 WEEKLY_DAYS, DAILY_DAYS = 14, 2
 
-#: Growth from one week to the next that is believed.
+#: The bounds of the growth from one week to the next.
 LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
 
 _WEEK_SECONDS = 7 * 86_400
 
 
 def hours_of(arrivals: DataFrame, now: datetime) -> DataFrame:
-    """All full hours since the first one that had anything, also those that had nothing."""
+    """All full hours since the first one with messages, including empty ones."""
     last = now.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
     bounds = arrivals.agg(F.min("hour").alias("first"))
     hours = F.sequence("first", F.lit(last - timedelta(hours=1)), F.expr("INTERVAL 1 HOUR"))
@@ -27,17 +27,18 @@ def hours_of(arrivals: DataFrame, now: datetime) -> DataFrame:
 
 
 def slot(hour: str, days: Column) -> Column:
-    """What two hours have in common that are alike, by how many days the history has."""
+    """The key that similar hours share, depending on the days of history."""
     of_day = F.hour(hour)
     of_week = F.dayofweek(hour) * 24 + of_day
     return F.when(days >= WEEKLY_DAYS, of_week).when(days >= DAILY_DAYS, of_day).otherwise(F.lit(0))
 
 
 def unseen(cells: DataFrame, hours: DataFrame, arrivals: DataFrame) -> DataFrame:
-    """Of what came at too short a notice in hours like each cell: mean, variance, and how many.
+    """The mean and variance of messages sent at short notice in hours similar to each cell.
 
-    A cell is an hour of a queue as it is expected at `origin`, where messages for it that are still
-    to come have a notice of at most `lead` seconds. Only hours before the origin's are looked at.
+    Also the number of these hours. A cell is an hour of a queue that is forecast at `origin`:
+    messages that are yet to be sent for it have a notice of at most `lead` seconds. Only hours
+    before the origin count.
     """
     begun = part_of(F.col("origin"), HOUR_SECONDS)
     last = begun - F.expr("INTERVAL 1 HOUR")
@@ -61,9 +62,9 @@ def unseen(cells: DataFrame, hours: DataFrame, arrivals: DataFrame) -> DataFrame
 
 
 def levels(origins: DataFrame, hours: DataFrame, arrivals: DataFrame) -> DataFrame:
-    """How the last week compares with the mean week before each origin, and with the one before it.
+    """The last week before each origin, relative to the mean week and to the week before it.
 
-    `level` and `growth` are 1 where there is too little of a queue to tell.
+    `level` and `growth` are 1 if a queue has too little data.
     """
     first = hours.agg(F.min("first").alias("first"))
     begun = F.unix_timestamp(part_of(F.col("origin"), HOUR_SECONDS))

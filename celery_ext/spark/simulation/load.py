@@ -2,7 +2,7 @@
 
 How long the next message of a slice will wait for a slot follows from how much work came before it
 (Lindley's recursion, slice by slice). So each window begins with workers that are busy until then,
-some time before what it counts, whatever other windows are simulated.
+some time before the messages that it counts. It does not depend on the other windows.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ MOST_IN_SLICE = 50_000
 
 MOST_SLICES = 200_000
 
-#: Windows have at least so many messages, so many for each slot, and so many times as many as are
-#: simulated before each.
+#: The least messages in a window: in all, for each slot, and as a multiple of the messages that are
+#: simulated before it.
 LEAST_IN_WINDOW = 20_000
 SLOTS_IN_WINDOW = 4
 WARM_UPS_IN_WINDOW = 2
 
 MOST_WINDOWS = 5_000
 
-#: After so many run times a queue has forgotten in which state exactly it began.
+#: After this many run times the state of a queue no longer depends on its initial state.
 WARM_UP_RUNS = 20
 
 #: Parts of the sample that are compared with each other, for its error.
@@ -55,7 +55,7 @@ class Window:
     """Neighbouring slices, of which the first `warm_up` do not count.
 
     The first message finds a free slot after `wait_seconds`. Windows of one `group` are a sample of
-    all, but for those of group 0, which are there in any case.
+    all. Windows of group 0 are always simulated.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Window:
 
 
 def dice_of(fleet: Fleet, *what: object) -> random.Random:
-    """Chance that depends on nothing but the seed and what it is for."""
+    """A random generator that depends only on the seed and on its purpose."""
     return random.Random("/".join(map(str, (fleet.seed, *what))))
 
 
@@ -94,7 +94,7 @@ def slices_of(counts: Iterable[tuple[float, float, int]]) -> list[Slice]:
 
 
 def arriving(arrivals: Arrivals, fleet: Fleet) -> Iterator[tuple[float, float, int]]:
-    """What falls due in each second, or in each part of a longer time, by chance."""
+    """Random numbers of messages due in each second, or in each part of a longer time."""
     dice = dice_of(fleet, "arrivals")
     length = max(1.0, arrivals.seconds / MOST_SLICES)
     spread = arrivals.messages * (1 - arrivals.on_the_hour)
@@ -127,7 +127,7 @@ def _share(arrivals: Arrivals, begin: float, end: float) -> float:
 
 
 def _count(dice: random.Random, mean: float, dispersion: float) -> int:
-    """A number by chance: of Poisson's, or negative binomial where it is more dispersed."""
+    """A random number: Poisson, or negative binomial if it is more dispersed."""
     if dispersion > 1 and mean > 0:
         mean = dice.gammavariate(mean / (dispersion - 1), dispersion - 1)
     if mean > _NORMAL_FROM:
@@ -141,7 +141,7 @@ def _count(dice: random.Random, mean: float, dispersion: float) -> int:
 
 
 def messages_of(part: Slice, fleet: Fleet) -> Iterator[tuple[float, float]]:
-    """When each message is due, in order, and how long it takes of a slot. Seconds.
+    """When each message is due, in order, and how long it occupies a slot. Seconds.
 
     Due times are whole milliseconds, rounded up, as the transport has them.
     """
@@ -203,7 +203,7 @@ def windows_of(slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet) ->
 def _window_messages(slices: Sequence[Slice], fleet: Fleet) -> float:
     total = sum(part.messages for part in slices)
     seconds = max(slices[-1].at + slices[-1].span_seconds - slices[0].at, 1.0)
-    # No more can begin in the time than slots are, however many are due at one instant.
+    # The slots limit how many can start, even if more are due at one instant.
     rate = min(total / seconds, 1 / fleet.message_seconds)
     warm_up = warm_up_seconds(fleet) * rate
     least = max(LEAST_IN_WINDOW, SLOTS_IN_WINDOW * fleet.capacity, total / MOST_WINDOWS)
@@ -213,7 +213,7 @@ def _window_messages(slices: Sequence[Slice], fleet: Fleet) -> float:
 def _warm_ups(
     bounds: Sequence[int], slices: Sequence[Slice], waits: Sequence[float], seconds: float
 ) -> Iterator[int]:
-    """Before each bound, the slice whose first message starts so long before."""
+    """For each bound, the slice whose first message starts one warm-up before it."""
     begin = 0
     for bound in bounds:
         starts = slices[bound].at + waits[bound] - seconds
@@ -223,10 +223,10 @@ def _warm_ups(
 
 
 def sample(windows: Sequence[Window], most_messages: int, fleet: Fleet) -> list[Window]:
-    """Windows with about so many messages, all where they are no more: short and long waits alike.
+    """Windows of about `most_messages` messages, or all: some with short, some with long waits.
 
-    Each group has at least one, though these may be more messages. The one with the longest wait
-    is always among them, in a group by itself.
+    Each group has at least one window, even if that exceeds the number. The window with the
+    longest wait is always included, in its own group.
     """
     every = math.ceil(sum(window.messages for window in windows) / most_messages)
     every = min(every, (len(windows) - 1) // GROUPS)
@@ -253,12 +253,12 @@ def run(window: Window, fleet: Fleet) -> Tally:
 def _busy_until(
     begin: float, wait_seconds: float, fleet: Fleet, dice: random.Random
 ) -> list[float]:
-    """When slots are free that are all busy: what runs has the rest of a run time to go."""
+    """When busy slots become free: each running task has the rest of its run time to go."""
     runs = fleet.runs
     rest = runs.mean * (1 + runs.variation) / 2
     draw = runs.sampler(dice)
     lengths = [draw() for _ in range(fleet.capacity)]
-    # Who looks at some time meets long runs more often than short ones.
+    # At a random moment, long runs are met more often than short ones.
     met = dice.choices(lengths, lengths, k=fleet.capacity)
     first = begin + max(wait_seconds - rest, 0.0)
     return [first + dice.random() * length for length in met]

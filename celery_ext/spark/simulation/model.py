@@ -1,4 +1,4 @@
-"""What is simulated: the workers and servers, and the load."""
+"""The parameters of a simulation: workers, servers and load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONSTANT, EXPONENTIAL, LOGNORMAL = SPREADS = ("constant", "exponential", "lognor
 
 _P95 = NormalDist().inv_cdf(0.95)
 
-#: The p95 of lognormal values is at most so many times their mean.
+#: The highest ratio of the p95 of lognormal values to their mean.
 _MOST_P95 = math.exp(_P95**2 / 2)
 
 DAY_SECONDS = 86_400

@@ -21,10 +21,10 @@ Row = dict[str, Any]
 
 _HOUR_SECONDS = 3600
 
-#: From which lateness on a logarithmic axis has room.
+#: Where the logarithmic axis of lateness begins.
 _LEAST_SECONDS = 0.001
 
-#: What the axis of lateness is marked with.
+#: The marks on the axis of lateness.
 _MARKS_SECONDS = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36_000, 86_400, 864_000)
 
 _GIB = 2**30

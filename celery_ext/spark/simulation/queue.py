@@ -1,9 +1,9 @@
 """One queue and its workers, message by message: the recursion of Kiefer and Wolfowitz.
 
 Messages are claimed in the order of their due times, those that were reclaimed before all others.
-Whoever has waited longest claims, as many as are ready and as it has room for; what it holds, it
-runs in that order, in as many slots as it has. So a claim settles when each message starts and
-ends, and nothing needs to be remembered but that.
+The worker that has waited longest claims as many messages as are ready and as it has room for. It
+runs them in that order in its slots. So a claim settles when each message starts and ends, and
+nothing else needs to be remembered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kombu_delayed.consumer.lease.reclaim import JUST_AFTER_SECONDS
 
 from .model import Fleet
 
-#: What a message still has to tell: nothing; when it starts; or that it was redelivered, no more.
+#: States of a message: already counted; new; or started before its redelivery.
 UNCOUNTED, FRESH, STARTED = 0, 1, 2
 
 #: Lateness is counted in classes, each wider than the last by this factor.
@@ -31,7 +31,7 @@ _PER_CLASS = 1 / math.log(_WIDTH)
 _LEAST_SECONDS = 1e-4
 _CLASSES = 3000
 
-#: A consumer looks by itself after its longest time between two looks, or this share of it.
+#: A consumer polls after its longest interval between polls, or after this share of it.
 SOONEST_POLL = 0.7
 
 Held = tuple[float, float, float, int]
@@ -70,7 +70,7 @@ def crashes(fleet: Fleet, begin: float, dice: random.Random) -> Iterator[Crash]:
 
 @dataclass
 class Tally:
-    """What has happened to the messages that count."""
+    """Counts of the messages outside the warm-up: starts, lateness and redeliveries."""
 
     classes: list[int] = field(default_factory=lambda: [0] * _CLASSES)
     most_seconds: float = 0.0
@@ -113,7 +113,7 @@ class Queue:
         self._held: list[list[Held]] = [[] for _ in self._free]
         self._claimed_at = [begin] * fleet.workers
         self._away_until = [-math.inf] * fleet.workers
-        #: Who has room, in the order in which they claim; and when others will have some.
+        #: The workers with room, in the order in which they claim; and when others will have room.
         self._line = deque(w for w in range(fleet.workers) if self._free[w][0] <= begin)
         self._full = [(e[0], w) for w, e in enumerate(self._free) if e[0] > begin]
         heapify(self._full)
@@ -121,7 +121,7 @@ class Queue:
         #: The queue of the next message; of each, who claims from it right now, and its room.
         self._part, self._parts = 0, fleet.parts
         self._claims: dict[int, list[int]] = {}
-        #: What comes back when a lease ends.
+        #: The messages that return when a lease expires.
         self._again: list[tuple[float, int, float, float, int]] = []
         self._given_back = 0
         self._crashes = iter(crashes)
@@ -147,7 +147,7 @@ class Queue:
             self._catch_up(max(end, self._again[0][0] if self._again else end))
 
     def _catch_up(self, until: float) -> None:
-        """Let happen what does before anyone can claim what is due at `until`."""
+        """Process the events before anyone can claim the messages due at `until`."""
         again = self._again
         while True:
             soonest = self._soonest()
@@ -187,7 +187,7 @@ class Queue:
                 tally.started(start - due)
 
     def _claim(self, ready_at: float) -> int:
-        """Who takes a message: whoever claims from its queue right now, or who is next in line."""
+        """The worker that takes a message: it claims from that queue now, or is next in line."""
         part = self._part = (self._part + 1) % self._parts
         claim = self._claims.get(part)
         if ready_at > self._now:
@@ -213,7 +213,7 @@ class Queue:
         return worker
 
     def _let_wait(self, now: float) -> None:
-        """Who has room by now waits in line."""
+        """Put the workers that have room by now in line."""
         full = self._full
         while full and full[0][0] <= now:
             self._line.append(heappop(full)[1])
@@ -232,7 +232,7 @@ class Queue:
             heappush(self._full, (held[0][0], worker))
 
     def _crash(self) -> None:
-        """What the next one to die holds comes back when its lease has ended."""
+        """Let a worker die: the messages that it holds return when its lease has expired."""
         self._end_claims()
         crash, self._next_crash = self._next_crash, next(self._crashes, NEVER)
         at, worker, renewed_ago = crash
@@ -259,22 +259,22 @@ class Queue:
             self.tally.never_started(start - due)
         elif state == FRESH:
             state = STARTED
-        self._given_back += 1  # what comes back at the same time keeps its order
+        self._given_back += 1  # keeps the order of messages that return at the same time
         heappush(self._again, (back, self._given_back, due, seconds, state))
 
     def _lose(self, at: float, free: list[float], waiting: list[float]) -> None:
-        """What was running had been acked. While messages wait, all slots run one."""
+        """Count the running, acked tasks as lost. While messages wait, every slot runs one."""
         runs = [end - at for end in free if end > at]
         self.tally.lost += len(free) if waiting else len(runs)
         self.tally.busy_seconds -= sum(runs) - sum(waiting)
 
     def _is_next(self, worker: int, at: float) -> bool:
-        """Whether it had promised to claim what is due next: it has waited longest."""
+        """Whether this worker promised to claim the next due message: it has waited longest."""
         self._let_wait(at)
         return bool(self._line) and self._line[0] == worker
 
     def _stall(self, worker: int, at: float, until: float) -> None:
-        """Nobody claims until another one looks by itself, or is told to."""
+        """Stop all claims until another worker polls or is notified."""
         period = max(self._poll_seconds, SHARED_POLL_SECONDS * len(self._free))
         period *= SOONEST_POLL + (1 - SOONEST_POLL) / len(self._free)
         for other in self._line:

@@ -1,4 +1,4 @@
-"""What the simulated windows say of all messages, and how far off that may be."""
+"""Estimates for all messages from the simulated windows, with their errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .timeline import Point
 
 PERCENTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
 
-#: The group of windows that are there in any case; the others are a sample of the rest.
+#: The group of windows that are always simulated; the others are a sample of the rest.
 ALWAYS = 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """What came of the windows of one group."""
+    """The results of the windows of one group."""
 
     messages: int = 0
     redelivered: int = 0
@@ -36,7 +36,7 @@ class Found:
 class Result:
     """The figures of a simulation. Lateness is from the due time to the first start of a task.
 
-    Each `…_error` is a standard error: None where all was simulated, or too little of it to tell.
+    Each `…_error` is a standard error: None if all was simulated, or too little to estimate it.
     """
 
     messages: int
@@ -50,7 +50,7 @@ class Result:
     p95_error: float | None
     p99_seconds: float
     p99_error: float | None
-    #: Of what was simulated, which has the window with the longest wait.
+    #: Of the simulated windows, which include the one with the longest wait.
     max_seconds: float
     redelivered: float
     #: Acked when they began and not run to their end.
@@ -75,7 +75,7 @@ def result(
     busiest: float,
     fleet: Fleet,
 ) -> Result:
-    """Figures of all `windows` from what came of those that were `simulated`, by their group.
+    """Estimate figures for all `windows` from those that were `simulated`, by their group.
 
     `classes` are messages by their class of lateness, `busiest` is the rate of the busiest minute.
     """
@@ -121,7 +121,7 @@ def _lateness(
 
 
 def _weights(total: int, found: Mapping[int, Found]) -> dict[int, float]:
-    """For how many messages one of a group stands."""
+    """How many messages one message of each group represents."""
     always = found[ALWAYS].messages if ALWAYS in found else 0
     sampled = sum(each.messages for group, each in found.items() if group != ALWAYS)
     weight = (total - always) / sampled if sampled else 1.0
@@ -168,7 +168,7 @@ def mark(counts: Mapping[int, float], share: float) -> float:
 def _errors(
     total: int, found: Mapping[int, Found], classes: Mapping[int, Mapping[int, int]]
 ) -> dict[str, float | None]:
-    """Standard errors, from how far the groups of the sample are apart."""
+    """Standard errors, from the differences between the groups of the sample."""
     groups = [group for group in found if group != ALWAYS]
     if len(groups) < GROUPS:
         return dict.fromkeys(PERCENTILES)

@@ -1,7 +1,7 @@
-"""The job `simulate`: how late messages would be, and what it takes, at any size.
+"""The job `simulate`: estimates lateness, and the servers and workers needed, at any size.
 
-Spark simulates windows of the load at the same time, each message by message, and adds up what came
-of them. The numbers depend on the parameters alone, not on how Spark cuts the work.
+Spark simulates windows of the load in parallel, each message by message, and adds up the results.
+The numbers depend only on the parameters, not on how Spark divides the work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .queue import Tally
 from .result import Found, Result, mark, result
 from .timeline import Point, busiest_rate, timeline
 
-#: Messages that are simulated by default; of more, a sample is.
+#: The most messages that are simulated by default; of more, a sample is.
 MOST_SIMULATED = 10_000_000
 
 #: Messages in a task of Spark, which are simulated within a second.
@@ -141,7 +141,7 @@ def simulated(spark: SparkSession, windows: Sequence[Window], fleet: Fleet) -> D
         window = Window(number, wait_seconds, warm_up, parts, group)
         return _row(window, run(window, fleet))
 
-    # Else Spark may call it once for each column that is taken from what it gives.
+    # Otherwise Spark may call it once for each column of its result.
     found = F.udf(work, _FOUND, useArrow=False).asNondeterministic()
     messages = sum(window.messages for window in windows)
     tasks = min(max(-(-messages // MOST_IN_TASK), LEAST_TASKS), len(rows))
@@ -168,7 +168,7 @@ def _row(window: Window, tally: Tally) -> tuple[Any, ...]:
 
 
 def gathered(windows: DataFrame) -> tuple[dict[int, Found], dict[int, dict[int, int]]]:
-    """What came of all windows of each group, and their messages by classes of lateness.
+    """The results of each group's windows, and their messages by classes of lateness.
 
     Sums are of whole numbers, so their order does not matter.
     """

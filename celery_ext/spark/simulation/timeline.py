@@ -1,4 +1,4 @@
-"""How a simulated load goes on over time: what is delayed and ready, what it takes in Redis."""
+"""The course of a simulated load: delayed and ready messages, and memory in Redis, over time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from kombu_delayed import sizing
 from .load import Slice
 from .model import Arrivals, Fleet, Spread
 
-#: Points in time that are told of.
+#: Points in time of the course.
 POINTS = 1440
 
-#: Of the busiest one, in seconds.
+#: In seconds.
 MINUTE = 60.0
 
-#: How many times a load is repeated one by one; what is due later is spread evenly over a period.
+#: How many periods of a load are repeated in detail; later messages are spread evenly.
 _PERIODS = 100
 
 
@@ -37,8 +37,8 @@ def timeline(
 ) -> list[Point]:
     """A load over time, until the last message has started.
 
-    Without `arrivals`, or without delays in them, all messages wait from the beginning on. With
-    delays, it has gone on like this before and goes on so afterwards.
+    Without `arrivals`, or without delays in them, all messages wait from the start. With delays,
+    the same load repeats before and after.
     """
     due, started = list(_due(slices)), list(_started(slices, waits, fleet))
     span = arrivals.seconds if arrivals else due[-1][0]
@@ -58,9 +58,9 @@ def timeline(
 
 
 def busiest_rate(slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet) -> float:
-    """Messages a second that start in the busiest minute, wherever that begins."""
+    """Messages per second that start in the busiest minute."""
     started = list(_started(slices, waits, fleet))
-    # It begins or ends where the rate changes.
+    # The busiest minute begins or ends where the rate changes.
     begins = sorted({max(at - ahead, 0.0) for at, _ in started for ahead in (0.0, MINUTE)})
     ends = _at(started, [at + MINUTE for at in begins])
     counts = zip(_at(started, begins), ends, strict=True)
@@ -88,7 +88,7 @@ def _started(
 
 
 def _at(curve: Sequence[tuple[float, float]], times: Sequence[float]) -> list[float]:
-    """A curve that does not fall, at times in order; between its points it is straight."""
+    """The values of a non-decreasing, piecewise linear curve at sorted times."""
     found, number = [], 0
     for time in times:
         while number + 1 < len(curve) and curve[number + 1][0] <= time:
@@ -102,7 +102,7 @@ def _at(curve: Sequence[tuple[float, float]], times: Sequence[float]) -> list[fl
 def _longest(
     slices: Sequence[Slice], waits: Sequence[float], fleet: Fleet, length: float
 ) -> list[float]:
-    """The longest wait of what is due in each part of the time: of a slice's first or last."""
+    """The longest wait of messages due in each part: that of a slice's first or last one."""
     found = [0.0] * POINTS
     for part, wait in zip(slices, waits, strict=False):
         number = min(int(part.at / length), POINTS - 1)
@@ -114,7 +114,7 @@ def _longest(
 def _repeated(
     due: Sequence[tuple[float, float]], delays: Spread, length: float, span: float
 ) -> list[float]:
-    """What is delayed at each point, of a load that goes on like this all the time."""
+    """The delayed messages at each point, for a load that repeats without end."""
     period = max(round(span / length), 1)
     part = span / period
     due_at = _at(due, [n * part for n in range(period + 1)])
@@ -128,9 +128,9 @@ def _repeated(
 
 
 def _scheduled(delays: Spread, lag: float, part: float, span: float) -> float:
-    """Of what is due in a part of a period that begins `lag` ahead, how much is scheduled by now.
+    """The share of the messages of a part, which begins `lag` ahead, that is scheduled by now.
 
-    Summed over this period and all later ones, each as a share of what falls due in that part.
+    Summed over this period and all later ones.
     """
     total = 0.0
     for period in range(_PERIODS):

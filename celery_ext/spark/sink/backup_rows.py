@@ -15,10 +15,10 @@ from kombu_delayed.message.envelope import step_char
 from ..arrow import slices
 from ..options import WriteOptions
 
-#: Of the columns below. Another one for whatever a reader of this one would get wrong.
+#: The version of the columns below. Raise it for a change that older readers would misread.
 VERSION = 1
 
-#: What a backup has of each message, with Spark's types.
+#: The columns of a backup, with Spark's types.
 COLUMNS = {
     "version": "int",
     "queue": "string",
@@ -31,11 +31,11 @@ COLUMNS = {
     "payload": "binary",
 }
 
-#: What a restore needs; the others are for who reads the files.
+#: The columns that a restore needs; the others are for people who read the files.
 NEEDED = ("version", "queue", "member", "step", "due_ms", "payload")
 
-#: A column that a backup does not have: true for a message that the broker has, wherever it is. A
-#: job has dealt with it then.
+#: A column that a backup does not have: true for a message that the broker still has, in any state.
+#: The job skips such a row.
 IS_THERE = "is_there"
 
 #: Steps are one character of ASCII.
@@ -43,7 +43,7 @@ _STEPS = range(0, 128 - 48)
 
 
 def check_backup(types: Mapping[str, str], options: WriteOptions) -> None:
-    """Check the columns of a DataFrame, given with their Spark types, that is to be restored.
+    """Check the columns, given with their Spark types, of a DataFrame to restore.
 
     Raises OptionError.
     """
@@ -61,7 +61,7 @@ def check_backup(types: Mapping[str, str], options: WriteOptions) -> None:
 
 
 def check_version(version: Any, what: str) -> None:
-    """Raises BackupError for a version that is not known here."""
+    """Raises BackupError for an unknown version."""
     if version != VERSION:
         raise BackupError(
             f"{what} has version {version} of the format, and this program knows {VERSION}: "
@@ -70,10 +70,10 @@ def check_version(version: Any, what: str) -> None:
 
 
 class BackupRows:
-    """Iterates over (queue, member, record); what is no message is given to `refuse`.
+    """Iterates over (queue, member, record); invalid rows are given to `refuse`.
 
-    The record of what `IS_THERE` has no due time. Raises BackupError for rows of another version,
-    before any of their batch is restored.
+    The record of a message that `IS_THERE` has no due time. Raises BackupError for rows of another
+    version, before any row of their batch is restored.
     """
 
     def __init__(

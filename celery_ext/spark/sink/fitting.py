@@ -1,7 +1,7 @@
-"""Columns as a data lake has them, with the types that rows of messages need.
+"""Converts the columns of a data lake's files to the types that messages need.
 
-Files of pandas, Polars or DuckDB have times without a zone, days, ids that are numbers, and NaN for
-numbers that are missing.
+Files of pandas, Polars or DuckDB have times without a zone, dates, numeric ids, and NaN for missing
+numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ COLUMNS = {
     RESCHEDULE: ("id", "queue", "eta", "countdown"),
 }
 
-#: A column, or a part of one, that is of this type; not a member that has it as its name.
+#: A column, or a part of one, of this type, but not a member with this name.
 _VARIANT = re.compile(r"(^|[:<,] ?)variant($|[>,])")
 
 #: Columns with times, and those with numbers that may be missing.
@@ -56,7 +56,7 @@ TIMES, NUMBERS = ("eta", "expires"), ("countdown", "expires", "priority")
 #: An ISO 8601 date without a time.
 _DAY_LENGTH = len("2026-12-01")
 
-#: A text that is a number of seconds, or a year for ISO 8601; one of eight digits may be a date.
+#: A text that is a number of seconds, or a year in ISO 8601. Eight digits may be a date.
 BARE_NUMBER = re.compile(r"\s*(\d{1,7}|\d{9,}|\d+\.\d*)\s*")
 
 _DAY_US, _QUARTER_US = 86_400_000_000, 900_000_000
@@ -74,7 +74,7 @@ def extra_columns(names: Sequence[str], known: Sequence[str]) -> list[str]:
 def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
     """Check a DataFrame's columns, given with their Spark types, before any task runs.
 
-    Raises OptionError that names the column and what is allowed.
+    Raises OptionError, with the column and the allowed types.
     """
     operation, keys = options.operation, options.key_columns
     known = COLUMNS[operation]
@@ -167,9 +167,9 @@ def _of_day_us(of_day: time) -> int:
 
 
 def _zoned(local: pyarrow.Array, zone: ZoneInfo) -> pyarrow.Array:
-    """Local times as instants: the first of two, and later by the hour that a clock skips.
+    """Local times as instants. An ambiguous time is the first of two; a skipped hour is added.
 
-    Not by Arrow, which knows no summer time after 2037.
+    Arrow cannot do this, because it knows no daylight saving time after 2037.
     """
     since_us = local.cast("int64")
     quarters = compute.divide(since_us, _QUARTER_US).dictionary_encode()
@@ -180,7 +180,7 @@ def _zoned(local: pyarrow.Array, zone: ZoneInfo) -> pyarrow.Array:
 
 
 def _offset_us(quarter: int, zone: ZoneInfo) -> int:
-    """How far a zone is ahead of UTC; clocks are changed at quarters of an hour."""
+    """The UTC offset of a zone, which only changes at full quarters of an hour."""
     try:
         moment = datetime(1970, 1, 1) + timedelta(minutes=15 * quarter)
     except OverflowError:  # refused with its row
@@ -190,7 +190,7 @@ def _offset_us(quarter: int, zone: ZoneInfo) -> int:
 
 
 def _read(text: str | None, options: WriteOptions) -> Any:
-    """A time as text with its zone. What is none is left to be refused with its row."""
+    """A time as text with its zone. An invalid value stays, and is refused with its row."""
     if text and BARE_NUMBER.fullmatch(text):
         return text
     try:

@@ -1,7 +1,7 @@
-"""A job whose refused rows Spark itself writes, wherever it can write files.
+"""A job whose refused rows are written by Spark, to any file system that it supports.
 
-The processes of Python that write to the broker have no file system but the local one. So here they
-hand the refused rows on, as rows of a DataFrame that Spark writes and whose attempts it commits.
+The Python processes that write to the broker only have the local file system. So they return the
+refused rows as rows of a DataFrame, which Spark writes and commits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..events.archive_files import exists
 from ..options import WriteOptions
 from .write import BacklogWriter, Written
 
-#: Refused rows that are handed on together.
+#: Refused rows that are returned together.
 _LINES = 1_000
 
 #: A refused row as a line of JSON, or what a task has done.
@@ -33,11 +33,11 @@ _SCHEMA = "line string, written string"
 
 
 def write_rejecting(df: DataFrame, options: WriteOptions) -> None:
-    """Do what options say with each row, and write the refused ones to where they say.
+    """Process each row as the options say, and write the refused ones to the directory `rejects`.
 
-    Raises OptionError, and what Spark raises where tasks fail.
+    Raises OptionError, and Spark's errors if tasks fail.
     """
-    exists(df.sparkSession, options.rejects)  # a file system that is not there fails here
+    exists(df.sparkSession, options.rejects)  # an unknown file system fails here
     with TemporaryDirectory() as unused:
         writer = BacklogWriter(replace(options, rejects=unused), df.schema)
     writer.begin()
@@ -60,7 +60,7 @@ def write_rejecting(df: DataFrame, options: WriteOptions) -> None:
 
 
 def _mapped(df: DataFrame, function: _Refusing) -> DataFrame:
-    """As `mapInArrow`, which insists on pandas, though it does nothing with it."""
+    """Like `mapInArrow`, which requires pandas although it does not use it."""
     if find_spec("pandas"):
         return df.mapInArrow(function, _SCHEMA)
     from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
@@ -73,7 +73,7 @@ def _mapped(df: DataFrame, function: _Refusing) -> DataFrame:
 
 
 class _Refusing:
-    """What each task of Spark runs; returns the refused rows and what it has done."""
+    """The function that each Spark task runs; yields the refused rows, then its result."""
 
     def __init__(self, writer: BacklogWriter) -> None:
         self.writer = writer

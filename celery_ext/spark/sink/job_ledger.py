@@ -1,4 +1,4 @@
-"""What is kept of a job's run for whoever asks for it later."""
+"""The report of a job's run, which is kept for later readers."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class JobReport:
 
 
 def may_be_done(error: BaseException) -> bool:
-    """Whether rows may have been written before Spark's error of a write."""
+    """Whether a write may have written rows before it raised this error."""
     from pyspark.errors import AnalysisException
 
-    # Spark says "analysis" of what a data source raises at the begin, and at the end as well.
+    # Spark raises AnalysisException for errors of a data source at the start and at the end.
     is_analysis = isinstance(error, AnalysisException) and "Failed to commit" not in str(error)
     return not is_analysis and not isinstance(error, OptionError)
 
 
 def keep_report(store: Store, job: Job, report: JobReport) -> None:
-    """Leave a run's report where `read_report` finds it, in whichever process."""
+    """Store a run's report where `read_report` finds it, in any process."""
     key = job_report(job.id, store.keys("").prefix)
     told = {name: value for name, value in asdict(report).items() if value or name != "dropped"}
     script("keep_report")(store.run, report=key, text=json.dumps(told), seconds=job.seconds)
 
 
 def read_report(store: Store, job_id: str) -> JobReport | None:
-    """The report of a job's last run; None: it has none, or it is forgotten."""
+    """The report of a job's last run; None if there is none, or it is forgotten."""
     found = store.run("GET", job_report(job_id, store.keys("").prefix))
     return JobReport(**json.loads(found)) if found else None

@@ -1,4 +1,4 @@
-"""Ids of tasks that are made from key columns: the same for the same values."""
+"""Makes ids of tasks from key columns: the same id for the same values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from celery_ext.control.bulk.rows import RowError
 
 from ..arrow import Unreadable
 
-#: Of these ids.
+#: The UUID namespace of these ids.
 NAMESPACE = UUID("6c1c2f0e-8d35-5f0e-9a53-6b1f6d1f3c7a")
 
 
 def key_id(values: Iterable[Any]) -> str:
-    """The id that is made from the values of key columns.
+    """The id for the values of key columns.
 
-    Raises RowError where one is null, or NaN, which pandas has for a number that is missing.
+    Raises RowError if one is null, or NaN, which pandas uses for a missing number.
     """
     texts = [_key_text(value) for value in values]
     if None in texts:
         raise RowError("a key column is null, so that the row has no id")
     if unreadable := next((each for each in texts if isinstance(each, Unreadable)), None):
         raise RowError(f"a key column has {unreadable}")
-    # As uuid5 does, whose objects take as long as all the rest.
+    # Like uuid5, without its objects, which would double the time.
     text = sha1(NAMESPACE.bytes + json.dumps(texts).encode(), usedforsecurity=False).hexdigest()
     variant = "89ab"[int(text[16], 16) & 3]
     return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"

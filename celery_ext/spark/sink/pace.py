@@ -1,4 +1,4 @@
-"""How fast a writer may go: a rate that all writers of a job share, and a broker that answers."""
+"""Limits the speed of writers, by a rate that they share and by the broker's latency."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..options import WriteOptions
 
 T = TypeVar("T")
 
-#: The shortest and longest pause after a batch, and by what it grows or shrinks.
+#: The shortest and longest pause after a batch, and the factors by which it grows and shrinks.
 LEAST_SECONDS, MOST_SECONDS, GROWS, SHRINKS = 0.005, 1.0, 2.0, 0.7
 
-#: So long a writer works between two looks at the broker, however small its batches are.
+#: How long a writer works between two measurements, even if its batches are small.
 LOOK_SECONDS = 0.05
 
-#: Looks before a job writes, which show how even the network is; and how long they may take.
+#: Measurements of the network's jitter before a job writes, and how long they may take.
 FIRST_LOOKS, FIRST_LOOKS_SECONDS = 21, 0.25
 
 
 def round_trip_seconds(store: Store) -> float:
-    """How long the slowest server takes to answer, as any other client sees it."""
+    """The round trip of the slowest server, as any other client sees it."""
     longest = 0.0
     for server in store.run.everywhere():
         server("PING")  # until then the server may be busy with this writer's own batch
@@ -40,7 +40,7 @@ def round_trip_seconds(store: Store) -> float:
 
 
 def jitter_seconds(store: Store, clock: Callable[[], float] = perf_counter) -> float:
-    """How much longer than at its best an answer takes every second time, before a job writes."""
+    """The median round trip minus the shortest one, before a job writes."""
     ends, trips = clock() + FIRST_LOOKS_SECONDS, [round_trip_seconds(store)]
     while len(trips) < FIRST_LOOKS and clock() < ends:
         trips.append(round_trip_seconds(store))
@@ -69,13 +69,13 @@ class Pace:
         self._sleep, self._clock = sleep, clock
         self._looked_at = -inf
         self._pause_seconds = 0.0
-        #: The shortest round trip so far: that of the network, which no pause makes shorter.
+        #: The shortest round trip so far: the network's own, which no pause shortens.
         self._best_seconds = inf
-        #: Rows that are sent together: a second's at most, so that no writer waits long.
+        #: Rows that are sent together: at most those of one second, so that no writer waits long.
         self.batch = min(options.batch_size, self._per_second or options.batch_size)
 
     def over(self, rows: Iterable[T]) -> Iterator[T]:
-        """The rows, with a pause after each batch where one is needed."""
+        """Yield the rows, and pause after a batch if needed."""
         count = 0
         for row in rows:
             if count == self.batch:
@@ -87,7 +87,7 @@ class Pace:
             self.written(count)
 
     def written(self, count: int) -> None:
-        """Wait for as long as it takes after so many rows."""
+        """Wait as long as the limits require after this number of rows."""
         if self._on_written:
             self._on_written(count)
         seconds = self._back_off() if self._looks else 0.0

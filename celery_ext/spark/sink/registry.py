@@ -1,4 +1,4 @@
-"""The jobs of a broker: what they are, how far they have come, and what they need not keep."""
+"""The list of a broker's jobs, with their progress; a job can be forgotten."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from kombu_delayed.store.store import Store
 
 from .job_ledger import JobReport
 
-#: So many jobs are listed; older ones can be run again, too.
+#: The most jobs in the list. Older jobs can be run again, too.
 JOBS = 1_000
 
-#: A job that runs and says nothing for so long has lost its driver, or waits for its rows.
+#: A running job without a report for this long has lost its driver, or waits for its rows.
 SILENT_SECONDS = 60
 
-#: Writers tell so often how far they are.
+#: How often writers report their progress.
 TELL_SECONDS = 1.0
 
 RUNNING, SILENT, ENDED, FAILED = "running", "silent", "ended", "failed"
 
 _LABEL_LENGTH = 300
 
-#: What is kept of a job.
+#: The counts of a job that are stored.
 _COUNTS = ("accepted", "already", "refused")
 _TEXTS = ("id", "operation", "label", "state")
 _NUMBERS = ("begun_ms", "heard_ms", "kept_seconds", "rows", *_COUNTS, "total_rows")
 
 
 class JobRuns(DelayedError, ValueError):
-    """The job is running: without its ledger it would repeat what it has done."""
+    """The job is running: without its ledger it would repeat its work."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class JobState:
 
 
 def begin(store: Store, job: Job, label: str, total_rows: int = 0) -> None:
-    """Let a job be found, before its first row is written."""
+    """Add a job to the list, before its first row is written."""
     prefix = store.keys("").prefix
     fields = {"state": RUNNING, "label": label[:_LABEL_LENGTH]}
     if total_rows:
@@ -89,7 +89,7 @@ def begin(store: Store, job: Job, label: str, total_rows: int = 0) -> None:
 
 
 def _list(store: Store, job: Job) -> None:
-    """On a full server a job that makes room goes on, though it is not listed."""
+    """Add a job to the list. A cancel job runs without it on a full server, which it empties."""
     key = jobs(store.keys("").prefix)
     try:
         store.run("ZADD", key, round(time.time() * 1000), job.ledger)
@@ -99,13 +99,13 @@ def _list(store: Store, job: Job) -> None:
 
 
 def end(store: Store, job: Job, report: JobReport | None) -> None:
-    """Note what a run of a job has done; None: it has failed. Without a name: all of its runs."""
+    """Store the report of a job's run, or None if it failed. Without a name: of all its runs."""
     fields = {"state": FAILED, "ended": job.run}
     if report is not None:
         counts = {name: str(getattr(report, name)) for name in _COUNTS}
         fields |= {"state": ENDED, **counts}
     _note(store, job, fields)
-    _list(store, job)  # again, where the server has lost its data
+    _list(store, job)  # again, in case the server has lost its data
 
 
 def _note(
@@ -131,7 +131,7 @@ def _note(
 
 
 class Progress:
-    """Tells how far one task of Spark is, at most once a second."""
+    """Reports the progress of one Spark task, at most once per second."""
 
     def __init__(self, store: Store, job: Job, clock: Callable[[], float] = monotonic) -> None:
         self._store, self._job, self._clock = store, job, clock
@@ -143,14 +143,14 @@ class Progress:
             self.tell()
 
     def tell(self) -> None:
-        """Tell what was not told yet."""
+        """Report the rows since the last report."""
         if self._rows:
             _note(self._store, self._job, {"state": RUNNING}, run=self._job.run, rows=self._rows)
         self._rows, self._told_at = 0, self._clock()
 
 
 def listed(store: Store, count: int = JOBS) -> list[JobState]:
-    """The jobs that began last, the newest first, as long as their ledgers are kept."""
+    """The latest jobs, newest first, as long as their ledgers are kept."""
     key = jobs(store.keys("").prefix)
     found = []
     for name in store.run("ZREVRANGE", key, 0, count - 1):
@@ -178,9 +178,9 @@ def _read(store: Store, ledger: str) -> JobState | None:
 
 
 def forget(store: Store, job_id: str, *, force: bool = False) -> int:
-    """Drop what a job has done, in calls that take no time; returns how many hashes there were.
+    """Delete a job's ledger, in short calls; returns the number of deleted hashes.
 
-    Raises JobRuns where it is running, unless by `force`.
+    Raises JobRuns if it is running, unless `force` is set.
     """
     prefix = store.keys("").prefix
     names = [Job(job_id, "", 0, operation).ledger for operation in OPERATIONS]

@@ -1,4 +1,4 @@
-"""Rows that were refused, and why: in a file for each task, or in its error."""
+"""Refused rows and their reasons: in one file per task, or in the task's error."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kombu_delayed.errors import DelayedError, OptionError
 
 from ..options import WriteOptions
 
-#: So many reasons are in an error.
+#: The most reasons in an error.
 REASONS = 10
 
 
 class RowsRefused(DelayedError, ValueError):
-    """Rows were refused, and there is no directory for them."""
+    """Rows were refused, and no directory for them was given."""
 
 
 class Rejects:
     """The refused rows of one attempt at a task.
 
-    A file is hidden until `publish`: Spark runs attempts of which it takes one.
+    A file is hidden until `publish`, because Spark may run several attempts and take one.
     """
 
     def __init__(self, options: WriteOptions, name: str) -> None:
@@ -34,11 +34,11 @@ class Rejects:
 
     @property
     def name(self) -> str:
-        """The file's hidden name; "": there is none."""
+        """The file's hidden name; "" if there is none."""
         return str(self._path.name) if self._path and self._file else ""
 
     def add(self, row: dict[str, Any], reason: str) -> None:
-        """Write a row down. Raises RowsRefused where there is no directory and too many are."""
+        """Write a row to the file. Without a directory, too many rows raise RowsRefused."""
         self.count += 1
         if self._path is not None:
             self._file = self._file or self._path.open("w", encoding="utf-8")
@@ -55,7 +55,7 @@ class Rejects:
             )
 
     def close(self) -> None:
-        """All of it is on disk after that."""
+        """Close the file, with all rows on disk."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -71,9 +71,9 @@ def _line(row: dict[str, Any], reason: str) -> str:
 
 
 def publish(directory: str, names: list[str], run: str) -> None:
-    """Let the files of the attempts that count be seen; the others of the run go.
+    """Unhide the files of the attempts that Spark took, and delete the others of the run.
 
-    So do those of an earlier time where the run is a batch of a stream that is done again.
+    Also deletes those of an earlier attempt at the same batch of a stream.
     """
     for path in Path(directory).glob(f"{run}-*.jsonl"):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The rows of a DataFrame as Celery's bulk scheduling, or a change of the backlog, takes them."""
+"""Converts the rows of a DataFrame to the arguments of bulk scheduling, or of a bulk change."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from .key_ids import key_id
 
 Row = dict[str, Any]
 
-#: Columns that make a row one for `Rows._call`.
+#: Rarely used columns. A row with one of these is made by `Rows._call`.
 _SELDOM = ("countdown", "headers", "expires")
 
-#: Patterns that are kept at a time.
+#: The most patterns that are cached.
 PATTERNS = 1_000
 
 
 class Carried(NamedTuple):
-    """What a row has for its keyword arguments or headers beside the columns of these names."""
+    """Values for the keyword arguments or headers of a row, from columns of other names."""
 
     extra: Row
     own: Any
 
 
 class Rows:
-    """Iterates over what rows mean; those that mean nothing are given to `refuse` with a reason.
+    """Iterates over converted rows; invalid ones are given to `refuse` with a reason.
 
-    To be scheduled, a row is what `control.bulk.schedule.schedule_many` takes; to be cancelled or
-    rescheduled it is (queue, id, due, eta).
+    To schedule, a row is what `control.bulk.schedule.schedule_many` takes; to cancel or reschedule,
+    it is (queue, id, due, eta).
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Rows:
             RESCHEDULE: self._move,
         }
         self._make = makers[options.operation]
-        #: As it came, and with the types that rows need.
+        #: The batch as it came, and the same with the types that rows need.
         self._given: pyarrow.RecordBatch = None
         self._batch: pyarrow.RecordBatch = None
         self._columns: dict[str, list[Any]] = {}
@@ -70,7 +70,7 @@ class Rows:
 
     @property
     def current(self) -> Row:
-        """The row that was read last, with all its columns as they came."""
+        """The last row that was read, with all its original columns."""
         row = self._given.slice(self._at, 1)
         return {name: to_python(row.column(name))[0] for name in row.schema.names}
 
@@ -88,7 +88,7 @@ class Rows:
                 yield made
 
     def _plan(self) -> tuple[Callable[..., tuple[Any, ...]], list[Sequence[Any]]]:
-        """What makes something of a row of the batch, and the columns that it takes."""
+        """The function that converts a row of the batch, and the columns that it takes."""
         if self._options.operation == SCHEDULE and all(map(self._is_null, _SELDOM)):
             times = self._has("eta") and iso_times(self._batch.column("eta"))
             if times:
@@ -110,7 +110,7 @@ class Rows:
         return [None] * self._batch.num_rows
 
     def _column(self, name: str) -> list[Any]:
-        """The values of a column of the batch; nulls where it has none."""
+        """The values of a column of the batch; nulls if it has no such column."""
         if name not in self._columns:
             found = self._has(name)
             values = to_python(self._batch.column(name)) if found else self._nulls
@@ -122,7 +122,7 @@ class Rows:
         return extra_columns(self._given.schema.names, COLUMNS[SCHEDULE])
 
     def _carrying(self, name: str, values: list[Any]) -> list[Any]:
-        """The values of a column, with those of the columns that are not ours where they go."""
+        """The values of a column, including those of unknown columns that are carried in it."""
         if name != self._options.extra_columns or not (names := self._extra):
             return values
         rows = zip(*(_as_written(self._given.column(each)) for each in names), strict=True)
@@ -194,7 +194,7 @@ class Rows:
         eta: str,
         due: str,
     ) -> Timed:
-        """The same for a row with a time and nothing that only some rows have."""
+        """Like `_call`, for a row with a time and without the rarely used columns."""
         kind = task, queue, priority
         pattern = self._patterns.get(kind) or self._pattern(*kind)
         kwargs = {} if kwargs is None else _object("kwargs", kwargs)
@@ -237,7 +237,7 @@ def _named(task: str | None) -> str:
 
 
 def _whole(priority: Any) -> int:
-    """A priority of a file in which whole numbers are of another type where some are missing."""
+    """A priority as an integer. Files with missing values store integers as floats."""
     number = _number("priority", priority)
     if number != int(number):
         raise RowError(f"priority takes a whole number, not {priority}")
@@ -245,7 +245,7 @@ def _whole(priority: Any) -> int:
 
 
 def _number(name: str, value: Any) -> float:
-    """A number of whatever type its column has; in a file of text it is text."""
+    """A number from a column of any type; text files have it as text."""
     try:
         return value if isinstance(value, (int, float)) else float(value)
     except ValueError as error:
@@ -253,7 +253,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _as_written(column: pyarrow.Array) -> list[Any]:
-    """The values of a column for a task: times that have no zone stay without one."""
+    """The values of a column for a task. Times without a zone stay without one."""
     values = to_python(column)
     if pyarrow.types.is_timestamp(column.type) and column.type.tz is None:
         return [
@@ -270,7 +270,7 @@ def _eta_ms(eta: Any) -> int:
 
 
 def _check_when(eta: Any, countdown: Any) -> None:
-    if isinstance(eta, str) and BARE_NUMBER.fullmatch(eta):  # of a year, for ISO 8601
+    if isinstance(eta, str) and BARE_NUMBER.fullmatch(eta):  # ISO 8601 would read a year
         raise RowError(f"eta takes a time in ISO 8601, not {eta!r}: seconds are a countdown")
     if (eta is None) == (countdown is None):
         found = "neither eta nor countdown" if eta is None else "both eta and countdown"

@@ -1,7 +1,7 @@
-"""A streaming DataFrame to a broker: each batch of the query is a write of its own, done once.
+"""Writes a streaming DataFrame to a broker: each batch of the query is one write, done once.
 
-A query that was stopped anywhere goes on with the batch whose end is not in its checkpoint, and
-that batch has the same rows as before. So its ledger is found again by query and batch.
+A restarted query repeats the batch whose end is not in its checkpoint, and that batch has the same
+rows as before. So query and batch identify its ledger.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from kombu_delayed.store.ledgers import Job
 from ..options import WriteOptions
 from .write import BacklogWriter, Written
 
-#: Where Spark tells a task of its query, by an id that the checkpoint keeps, and of its batch.
+#: Spark's local properties with the query's id, which the checkpoint keeps, and the batch.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
-#: Options of Spark's own, which it hands on.
+#: Spark's own options, which it passes to data sources.
 _SPARKS = frozenset({"checkpointlocation", "queryname"})
 
 
 @dataclass
 class BatchWritten(Written):
-    """What one task of a batch has done."""
+    """The result of one task of a batch."""
 
     query: str = ""
 
@@ -46,18 +46,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
         BacklogWriter(self.options, schema)  # invalid options fail here
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> BatchWritten:
-        """Deal with the rows of a task. Raises as BacklogWriter does, and OptionError."""
+        """Process the rows of a task. Raises like BacklogWriter, and OptionError."""
         query, batch = self._of_task()
         written = self._writer(query, batch).write(iterator)
         return BatchWritten(**vars(written), query=query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, when all tasks of a batch are done; of one batch maybe twice."""
+        """On the driver, when all tasks of a batch are done; maybe twice for the same batch."""
         for query in self._queries(messages):
             self._writer(query, batchId).commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """On the driver, when a batch has failed: what is done stays, and is not done again."""
+        """On the driver, when a batch has failed: processed rows stay, and are not repeated."""
         for query in self._queries(messages):
             self._writer(query, batchId).abort(messages)
 

@@ -1,4 +1,4 @@
-"""A DataFrame to a broker: schedules, cancels or reschedules what its rows say, each once."""
+"""Writes a DataFrame to a broker: schedules, restores, cancels or reschedules each row once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from .registry import Progress, begin, end
 from .rejects import Rejects, discard, publish
 from .rows import Rows
 
-#: Not Kombu's, which says nothing where nobody has set up logging, as in Spark's processes.
+#: Not Kombu's logger, which is silent unless logging is set up, as in Spark's processes.
 logger = logging.getLogger(__name__)
 
 
@@ -56,10 +56,10 @@ class RowsLost(DelayedError):
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task has done.
+    """The result of one task.
 
-    `changed` are messages by shard, `rows` those not refused. The broker counts under the name
-    `attempt` how often it has `answered`, for an id in a shard.
+    `changed` are messages by shard, `rows` those not refused. Under the name `attempt`, the broker
+    counts its answers, one for each id in a shard: `answered` are those that the task received.
     """
 
     rows: int = 0
@@ -79,15 +79,15 @@ class BacklogWriter(DataSourceArrowWriter):
         self.options = options
         self.dropped = dropped_columns(schema.names, options)
         self._began = monotonic()
-        #: How uneven the network is, for all tasks: they cannot tell while others write.
+        #: The network's jitter, for all tasks: they cannot measure it while others write.
         self.jitter_seconds = 0.0
-        #: Batches of a stream are not listed: Spark's own interface shows them.
+        #: Batches of a stream are not listed, because Spark's own interface shows them.
         self.is_listed = job is None
         self.job = job or Job(
             options.job_id, uuid4().hex, options.ledger_seconds, options.operation
         )
         with connected(options) as delayed:
-            _ = delayed.store  # a broker that cannot be used fails here, not in each task
+            _ = delayed.store  # an unusable broker fails here, not in each task
         if "://" in options.rejects:
             raise OptionError(
                 f"option rejects={options.rejects!r} is written by Spark itself: call schedule, "
@@ -98,14 +98,14 @@ class BacklogWriter(DataSourceArrowWriter):
             os.makedirs(options.rejects, exist_ok=True)
 
     def begin(self) -> None:
-        """On the driver, before the first row: the job can be found from now on."""
+        """On the driver, before the first row: list the job."""
         with connected(self.options) as delayed:
             begin(delayed.store, self.job, self.options.label, self.options.total_rows)
             if self.options.latency_budget_ms:
                 self.jitter_seconds = jitter_seconds(delayed.store)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
-        """Deal with the rows of a task. Raises RowsRefused, and OperationalError (BulkError)."""
+        """Process the rows of a task. Raises RowsRefused, and OperationalError (BulkError)."""
         rejects = Rejects(self.options, self._attempt())
         attempt = uuid4().hex
         try:
@@ -185,7 +185,7 @@ class BacklogWriter(DataSourceArrowWriter):
                 counts = counts[:1]
             else:
                 written.answered += len(counts)
-                if not is_shard(shard):  # each is looked for in all of them
+                if not is_shard(shard):  # each is searched in all shards
                     written.rows += len(counts)
             written.changed[shard] = written.changed.get(shard, 0) + sum(counts)
 
@@ -204,7 +204,7 @@ class BacklogWriter(DataSourceArrowWriter):
         rows: Iterable[tuple[Any, ...]],
         size: int,
     ) -> Iterator[list[tuple[str, tuple[Any, ...]]]]:
-        """The scripts for a batch of rows, each under its queue."""
+        """The script calls for a batch of rows, by queue."""
         for batch in batches(rows, size):
             by_queue: dict[str, list[tuple[Any, ...]]] = {}
             for queue, *what in batch:
@@ -219,7 +219,7 @@ class BacklogWriter(DataSourceArrowWriter):
     def _by_shard(
         self, store: LedgerStore, queue: str, items: list[tuple[Any, ...]]
     ) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-        """What is restored by the shard that it goes to; what is changed may be in any of them."""
+        """Group restored rows by their shard. A changed row may be in any shard."""
         if self.options.operation != RESTORE:
             yield from ((shard, items) for shard in store.shards.all(queue))
             return
@@ -234,7 +234,7 @@ class BacklogWriter(DataSourceArrowWriter):
         return store.reschedule_call(queue, part)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when all tasks are done: count, and let refused rows be seen."""
+        """On the driver, when all tasks are done: count, and publish refused rows."""
         written = [each for each in messages if isinstance(each, Written)]
         with connected(self.options, waits=True) as delayed:
             report = self._report(delayed.store, written)
@@ -256,7 +256,7 @@ class BacklogWriter(DataSourceArrowWriter):
         )
 
     def _report(self, store: Store, written: list[Written]) -> JobReport:
-        """What the run has done. Attempts that failed have done some of it: the ledger knows."""
+        """The report of the run, including rows of failed attempts, which the ledger has."""
         shards: dict[str, int] = {}
         for each in written:
             for shard, count in each.changed.items():
@@ -272,10 +272,10 @@ class BacklogWriter(DataSourceArrowWriter):
         return JobReport(self.job.id, accepted, already, refused, queues, self.dropped)
 
     def _check_kept(self, store: Store, written: list[Written]) -> None:
-        """Raises RowsLost where the broker knows less of what it has said to the tasks.
+        """Raises RowsLost if the broker has counted fewer answers than the tasks have received.
 
-        Then it may have lost those rows, too. Of a job that takes longer than its ledgers are kept
-        it may know less.
+        Then it may have lost those rows, too. This can also happen if a job takes longer than its
+        ledgers are kept.
         """
         if self.options.operation == CANCEL or monotonic() - self._began >= self.job.seconds:
             return
@@ -287,7 +287,7 @@ class BacklogWriter(DataSourceArrowWriter):
         answers = sum(each.answered for each in written)
         if known < answers:
             rows = sum(each.rows for each in written)
-            lost = -(-(answers - known) * rows // answers)  # each may be asked for in some shards
+            lost = -(-(answers - known) * rows // answers)  # several shards may answer a row
             raise RowsLost(
                 f"the broker may have lost {lost:,} of the {rows:,} rows that "
                 f"job {self.job.id} wrote: it was started without its latest data, or a failover "
@@ -295,7 +295,7 @@ class BacklogWriter(DataSourceArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when the write has failed: what is done stays, and is not done again."""
+        """On the driver, when the write has failed: processed rows stay, and are not repeated."""
         if self.options.rejects:
             discard(self.options.rejects, self.job.run)
         if self.is_listed:
@@ -310,14 +310,14 @@ class BacklogWriter(DataSourceArrowWriter):
 
 
 def dropped_columns(names: Sequence[str], options: WriteOptions) -> list[str]:
-    """The columns of a DataFrame that nothing is done with."""
+    """The columns of a DataFrame that are left out."""
     if options.operation == RESTORE or options.extra_columns != DROP:
         return []
     return extra_columns(names, (*COLUMNS[options.operation], *options.key_columns))
 
 
 def batches(rows: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
-    """So many rows at a time, or fewer whose texts have `BATCH_BYTES`."""
+    """Lists of `size` rows, or of fewer whose texts reach `BATCH_BYTES`."""
     batch: list[tuple[Any, ...]] = []
     found = 0
     for row in rows:

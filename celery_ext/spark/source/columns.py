@@ -18,22 +18,22 @@ from kombu_delayed.store.calls.shards import queue_of
 
 from .paging import Page
 
-#: The greatest number of an int column. Messages may have been written by anybody.
+#: The highest number of an int column. Messages of other programs may have more.
 INT_MAX = 2**31 - 1
 
-#: Where a UUID has its version.
+#: The position of a UUID's version.
 _VERSION_AT = 14
 
 
 @dataclass
 class Rows:
-    """A page of the backlog, of which as much is read as columns ask for."""
+    """A page of the backlog. Only the parts that columns need are parsed."""
 
     page: Page
 
     @cached_property
     def infos(self) -> list[TaskInfo]:
-        """What is known of each task by its message."""
+        """The details of each task, from its message."""
         page = self.page
         return [
             TaskInfo("delayed", page.queue, step, message)
@@ -47,7 +47,7 @@ class Rows:
 
 
 def _plain(text: str | None) -> str | None:
-    """JSON may have halves of surrogate pairs, which Arrow does not take."""
+    """Replace lone surrogates, which JSON allows and Arrow does not."""
     if text is None or text.isascii():
         return text
     return text.encode(errors="backslashreplace").decode()
@@ -58,7 +58,7 @@ def _due(rows: Rows) -> list[int]:
 
 
 def _made_us(id: str) -> int | None:
-    """When an id of UUID version 7 was made, in µs since the epoch; None for other ids."""
+    """The creation time of a UUID of version 7, in µs since the epoch; None for other ids."""
     if len(id) != 36 or id[_VERSION_AT] != "7":
         return None
     try:
@@ -110,9 +110,9 @@ def _each(read: Callable[[TaskInfo], Any]) -> Callable[[Rows], list[Any]]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column by Spark's type; `needs_message` where due time and id are not enough for it.
+    """A column with its Spark type. With `needs_message` it takes more than due time and id.
 
-    `values` makes what Arrow takes for an array: one value for each row of a page.
+    `values` makes the input of an Arrow array: one value for each row of a page.
     """
 
     type: str
@@ -178,7 +178,7 @@ SCHEMA = ", ".join(f"{name} {column.type}" for name, column in COLUMNS.items())
 
 
 def check_columns(types: dict[str, str]) -> None:
-    """Raises OptionError for a schema with a column that there is not, or of another type."""
+    """Raises OptionError for a schema with an unknown column, or one of another type."""
     for name, type_ in types.items():
         if name not in COLUMNS:
             raise OptionError(f"the backlog has no column {name!r}; it has {', '.join(COLUMNS)}")

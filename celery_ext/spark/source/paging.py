@@ -1,7 +1,7 @@
 """Reads due times and messages of a backlog in pages, without a script.
 
-Half the server's time of `page.lua`: a page is what one transaction has found, which also proves
-that the partition index is still the one that the page was asked for by.
+This takes the server half the time of `page.lua`. Each page is read in one transaction, which also
+proves that the partition index has not changed since the page was planned.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .transactions import Transactions
 
 @dataclass(frozen=True)
 class Span:
-    """What is due in `[from_ms, to_ms)` in a queue: spans of one plan have nothing in common.
+    """The messages of a queue due in `[from_ms, to_ms)`. Spans of one plan do not overlap.
 
-    What has come to another place after `last_move` is left out: it may be met there as well.
+    Messages that moved after `last_move` are left out, because they may be found twice.
     """
 
     queue: str
@@ -38,7 +38,7 @@ class Span:
 
 
 class Place(NamedTuple):
-    """A message's place in the backlog; these sort as the backlog does."""
+    """A message's place in the backlog. Places sort as the backlog does."""
 
     due_ms: int
     member: bytes
@@ -57,7 +57,7 @@ INDEX_LIMIT = 1_000
 
 @dataclass
 class Page:
-    """Some messages; their texts only where they were asked for."""
+    """Some messages, with their texts if requested."""
 
     queue: str
     partitions: list[str] = field(default_factory=list)
@@ -80,9 +80,9 @@ class Page:
 
 
 def plan(store: Store, span: Span, rows: int) -> list[Span]:
-    """Cut a span where partitions begin, into spans of about `rows` messages each.
+    """Cut a span at partition bounds into spans of about `rows` messages each.
 
-    Goes by the mean size of the partitions, so that it reads one bound for each span.
+    Uses the mean size of the partitions, so that it reads one bound for each span.
     """
     keys, run = store.keys(span.queue), store.run
     span = replace(span, last_move=_last(run(*_last_move(keys))))
@@ -113,9 +113,9 @@ def _last(answer: Any) -> int:
 class Pager:
     """The messages of a span, page by page, each about `size` messages.
 
-    What is scheduled or moved meanwhile may be in a page or not; nothing else is passed over, and
-    nothing is met twice, in whichever span. What has moved since the plan, or is met with another
-    due time than it was found by, is left out.
+    A message that is scheduled or moved meanwhile may be in a page or not. No other message is
+    missed, and none is returned twice, even by different spans. A message that moved since the
+    plan, or whose due time changed since it was found, is left out.
     """
 
     def __init__(self, store: Store, span: Span, size: int, *, reads_messages: bool) -> None:
@@ -128,9 +128,9 @@ class Pager:
         self._ask = store.run.insist
         self._at_once = Transactions(store)
         self._last = Place(span.from_ms, b"")
-        #: What was met and may be met again at the gate.
+        #: Messages that were read and may be found again at the gate.
         self._met: set[bytes] = set()
-        #: Where pages ended, and when each was read, by the server's clock.
+        #: Where pages ended, and when each was read, on the server's clock.
         self._ends: list[int] = []
         self._read_at: list[float] = []
         self._clock = ServerClock()
@@ -138,7 +138,7 @@ class Pager:
     def __iter__(self) -> Iterator[Page]:
         self._clock.compare(server_ms(self._store, self._span.queue))
         try:
-            # What comes to the gate before its partition is read was due from this time on.
+            # A message that reaches the gate before its partition is read is due from this time on.
             since_ms = self._earliest()
             at_gate = self._noted(self._waiting(self._span.from_ms))
             in_order = self._noted(self._pages(), True)
@@ -153,7 +153,7 @@ class Pager:
             self._at_once.close()
 
     def _earliest(self) -> int | None:
-        """No message in a partition is due before; None: there is no partition."""
+        """The lower bound of all due times in partitions; None if there is no partition."""
         found = _scored(self._ask("ZRANGE", self._keys.partitions, 0, 0, "WITHSCORES"))
         return found[0][1] if found else None
 
@@ -167,7 +167,7 @@ class Pager:
             yield page
 
     def _come(self, since_ms: int | None) -> Iterator[Page]:
-        """What has come to the gate, from a partition that was not read until then."""
+        """The messages that reached the gate before their partition was read."""
         if since_ms is None or since_ms > self._clock.now_ms():
             return
         for page in self._waiting(max(self._span.from_ms, since_ms)):
@@ -179,7 +179,7 @@ class Pager:
         return was_due and place.member not in self._met
 
     def _waiting(self, from_ms: int) -> Iterator[Page]:
-        """What waits at the gate. Each page begins with the last one's end, as in `_long`."""
+        """The messages at the gate. Each page begins with the last one's end, as in `_long`."""
         key, size, part = self._keys.waiting, self._size, Part(b"waiting", from_ms)
         start = max(0, self._ask("ZCOUNT", key, "-inf", f"({from_ms}") - 1)
         last, is_more = Place(from_ms, b""), True
@@ -211,14 +211,14 @@ class Pager:
                 self._last = Place(end_ms, b"")
 
     def _next_parts(self) -> tuple[list[Part], int]:
-        """The partitions of what is left of the span, or the first ones, and where they end."""
+        """The next partitions of the rest of the span, and where they end."""
         parts = _parts(self._at_once(self._index(self._span.to_ms, INDEX_LIMIT)))
         if len(parts) < INDEX_LIMIT:
             return parts, self._span.to_ms
         return parts[:-1], parts[-1].bound_ms
 
     def _index(self, end_ms: int, limit: int) -> list[tuple[Any, ...]]:
-        """The partition in which the rest begins, and those that begin before its end."""
+        """Ask for the partition in which the rest begins, and those that begin before its end."""
         key, low = self._keys.partitions, self._last.due_ms
         rest = ("WITHSCORES", "LIMIT", 0)
         return [
@@ -227,7 +227,7 @@ class Pager:
         ]
 
     def _group(self, parts: list[Part], end_ms: int) -> Generator[Page, None, bool]:
-        """Some partitions as they are at one instant; False where the index is another by now."""
+        """Read partitions at one instant. Returns False if the index has changed."""
         between = (self._last.due_ms, f"({end_ms}", "BYSCORE", "LIMIT", 0, self._size + 1)
         queries = [("ZRANGE", self._key(part), *between, "WITHSCORES") for part in parts]
         floor, rest, *found = self._at_once([*self._index(end_ms, len(parts) + 1), *queries])
@@ -248,9 +248,9 @@ class Pager:
         return True
 
     def _long(self, part: Part, end_ms: int) -> Generator[Page, None, bool]:
-        """A partition of more than a page, by rank. False where it was split meanwhile.
+        """Read a partition of more than a page, by rank. Returns False if it was split meanwhile.
 
-        Each page begins with the last one's end; where that has moved down, we go back for it.
+        Each page begins with the last one's end. If that message has moved down, go back to it.
         """
         key, size = self._key(part), self._size
         [below] = self._at_once([("ZCOUNT", key, "-inf", f"({self._last.due_ms}")])
@@ -273,7 +273,7 @@ class Pager:
         return True
 
     def _read(self, page: Page) -> Page:
-        """The messages of a page, without those that have gone or move."""
+        """The page with its texts, without messages that are gone or have moved."""
         members = [place.member for place in page.places]
         records = self._store.records(self._span.queue, members)
         found = [None if record is None else _open(record) for record in records]
@@ -286,7 +286,7 @@ class Pager:
         return stayed
 
     def _unmoved(self, page: Page) -> Page:
-        """A page without what has moved since the plan. Who asks behind it misses none."""
+        """A page without the messages that moved since the plan."""
         since = self._span.last_move
         if since is None or not page.places or _last(self._ask(*_last_move(self._keys))) <= since:
             return page

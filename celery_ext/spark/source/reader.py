@@ -1,4 +1,4 @@
-"""The backlog as a Spark source: each span of due times is read by a task of its own."""
+"""The backlog as a Spark source: one task reads each span of due times."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from ..options import ReadOptions
 from .columns import COLUMNS, Rows, check_columns
 from .paging import Page, Pager, Span, plan
 
-#: Without messages a page is small.
+#: A page without messages has this many times more rows.
 INDEX_FACTOR = 4
 
 
 class SpanPartition(InputPartition):
-    """A span of the backlog as Spark hands it to a task."""
+    """A span of the backlog that Spark passes to a task."""
 
     def __init__(self, span: Span) -> None:
         super().__init__(span)
 
 
 class BacklogReader(DataSourceReader):
-    """Reads the columns of a schema; what it leaves out is not fetched.
+    """Reads the columns of a schema, and fetches no others.
 
     There is no `pushFilters`: Spark would reuse one query's filters for the next one.
     """
@@ -44,7 +44,7 @@ class BacklogReader(DataSourceReader):
 
     @property
     def reads_messages(self) -> bool:
-        """Whether anything but the index is read."""
+        """Whether messages are read, and not only the index."""
         names = self.schema.fieldNames()
         return bool(self.options.tasks) or any(COLUMNS[name].needs_message for name in names)
 
@@ -61,9 +61,9 @@ class BacklogReader(DataSourceReader):
         return [SpanPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """The rows of one span. Raises Kombu's OperationalError where the broker fails."""
+        """The rows of one span. Raises Kombu's OperationalError if the broker fails."""
         if not isinstance(partition, SpanPartition):
-            return  # so Spark has it where there are no partitions
+            return  # Spark passes None if there are no partitions
         arrow = to_arrow_schema(self.schema, timezone="UTC")
         size = self.options.page_size * (1 if self.reads_messages else INDEX_FACTOR)
         with connected(self.options) as delayed:

@@ -1,4 +1,4 @@
-"""Reads several keys of a queue as they are at one instant."""
+"""Reads several keys of a queue at one instant."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kombu_delayed.store.store import Store
 
 Command = tuple[Any, ...]
 
-#: How often a slot is asked for that is on its way to another node.
+#: The interval between tries while a slot moves to another node.
 RETRY_SECONDS = 0.05
 
 
 class Transactions:
-    """Asks over a connection of its own; on a Cluster, that of the node which has the queue."""
+    """Sends transactions over its own connection; on a Cluster, to the node of the queue."""
 
     def __init__(self, store: Store) -> None:
         self._run: Any = store.run
@@ -31,9 +31,9 @@ class Transactions:
         self._connection: Any = None
 
     def __call__(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to commands between which nobody else's were; their keys share a slot.
+        """Run commands in one transaction and return their answers; their keys share a slot.
 
-        Waits for a slot that is on its way to another node. Raises redis-py's errors.
+        Waits while the slot moves to another node. Raises redis-py's errors.
         """
         deadline = monotonic() + MOVING_SECONDS
         while True:
