@@ -139,7 +139,7 @@ def help_texts(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """What users read outside of the pages: a name, and the text."""
+    """The texts outside of the pages, each with its place: those of users, and those in code."""
     from celery_ext.cli import delayed
     from celery_ext.spark.__main__ import main as spark
     from kombu_delayed.embedded.__main__ import main as embedded
@@ -147,6 +147,7 @@ def texts() -> Iterator[tuple[str, str]]:
     from kombu_delayed.sizing.__main__ import main as sizing
 
     yield from public.docstrings()
+    yield from in_code()
     yield from help_texts(delayed, "celery delayed")
     yield from help_texts(spark, "python -m celery_ext.spark")
     yield from help_texts(embedded, "python -m kombu_delayed.embedded")

@@ -104,7 +104,7 @@ class Queues(Broker):
             yield from filter(None, map(shards.all, others))
 
     def is_told_of_cancelling(self) -> bool:
-        """Returns whether receivers, events or a result backend are told of cancelled tasks.
+        """Returns whether receivers, events or a result backend are notified of cancelled tasks.
 
         The app's tasks, which may be many, are checked for result backends once a second.
         """

@@ -19,7 +19,7 @@ SHOWN = 200
 
 
 class Problem(HTTPException):
-    """An error answer. `errors` has each wrong field with what is wrong with it."""
+    """An error answer. `errors` has each invalid field with its error."""
 
     def __init__(
         self,

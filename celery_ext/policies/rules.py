@@ -53,7 +53,7 @@ class Rules:
         #: Queue -> names of unknown limits in messages, about which it has warned.
         self._warned: defaultdict[str, set[str]] = defaultdict(set)
 
-    # What is declared in Redis takes precedence over what this program declares.
+    # Policies declared in Redis take precedence over those of this program.
 
     def declared(self, queue: str, known: str = "") -> str:
         """Return `known`, a queue's declaration, with what this program declares in its place.
@@ -109,7 +109,7 @@ class Rules:
         followed = self._followed.get(queue)
         return self._declared if followed is None else followed.declared
 
-    # What applies.
+    # The policies that apply.
 
     def policies(self, queue: str, task: str) -> tuple[Policy, ...]:
         """Return the defaults, those of the queue, then those of the task. Raises PolicyError.

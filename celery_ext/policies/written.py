@@ -31,7 +31,7 @@ KINDS: dict[str, type[Policy]] = {
 
 _SIGNATURES = {name: signature(KINDS[name]) for name in KINDS}
 
-#: What stands for a policy of another class, and for a function, which only code can make.
+#: Placeholders for a policy of another class and for a function, which only code can make.
 OWN, CODE = "own", "code"
 
 #: Arguments that are lengths of time, and rates. They are written in one way, however given.

@@ -15,7 +15,7 @@ from kombu.serialization import loads
 
 from ..errors import QueryError
 
-#: Content types that are safe to read, whoever wrote them.
+#: Content types that are safe to read, even from an untrusted writer.
 SAFE = ("application/json", "application/x-yaml", "application/x-msgpack")
 
 #: Maximum length of a text with conditions.

@@ -60,10 +60,10 @@ class Step:
     """An event of a task. Times are ms since the epoch.
 
     `event` is "received", "started", "succeeded", "failed", "retrying", "timed out", "lost",
-    "cancelled", "revoked", "terminated", "expired", "rejected", "ignored", "replaced" (another
-    message has its id now), "returned" (to its queue, before it started), or "overran" (it exceeded
-    its time limit in a pool that cannot end it). `attempt` is 1 for the first run. Fields that an
-    event does not have are None or empty.
+    "cancelled", "revoked", "terminated", "expired", "rejected", "ignored", or one of three others.
+    It is "replaced" if another message has its id now. It is "returned" to its queue before it
+    started, or "overran" its time limit in a pool that cannot end it. `attempt` is 1 for the first
+    run. Fields that an event does not have are None or empty.
     """
 
     event: str
@@ -264,8 +264,8 @@ def line_of(row: list[Any]) -> str:
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
     """Put steps, given in the order of writing, into the order in which they happened.
 
-    Workers write late and their clocks differ, so whatever an attempt has led to comes after all of
-    its steps. Attempts are counted anew if an id is reused, or if another task replaces the task.
+    Workers write late and their clocks differ, so the results of an attempt come after all of its
+    steps. Attempts are counted anew if an id is reused, or if another task replaces the task.
     """
     lives: list[list[Step]] = [[]]
     for step in steps:

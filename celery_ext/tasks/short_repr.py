@@ -19,7 +19,7 @@ def printable(text: str, kept: str = "") -> str:
 
 
 def short_repr(value: Any, limit: int, levels: int) -> str:
-    """What `saferepr` gives for arguments: at most about `limit` characters and `levels` deep."""
+    """The `saferepr` of arguments: at most about `limit` characters and `levels` deep."""
     text = _plain(value, levels) if levels else None  # 0: no limit of depth
     if text is None or len(text) >= limit:
         return saferepr(value, limit, maxlevels=levels)

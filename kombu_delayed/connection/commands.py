@@ -1,4 +1,4 @@
-"""Writes commands and reads their answers, also for an event loop.
+"""Writes commands and reads their answers, with support for an event loop.
 
 redis-py waits for the rest of a reply that has begun to arrive, for as long as the socket's
 timeout.

@@ -221,7 +221,7 @@ class ServerConnection:
         self._holds_back = True
 
     def push(self) -> None:
-        """Send what was held back and was not sent with another command."""
+        """Send the commands that were held back and not sent with another one."""
         self._holds_back = False
         if not self._unsent or self._pid != os.getpid() or self._owner == threading.get_ident():
             return

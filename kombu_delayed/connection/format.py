@@ -24,7 +24,7 @@ from .native import get_logger
 
 logger = get_logger(__name__)
 
-#: What this package reads and writes.
+#: The version that this package reads and writes.
 MAJOR, MINOR = 2, 0
 
 #: The first major version that spreads large hashes over several keys.

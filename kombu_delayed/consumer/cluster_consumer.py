@@ -85,7 +85,7 @@ class NodePart(Part):
     def _hear(self, told: bool = False) -> None:
         for queue, _ in self.wake.heard(told):
             if queue in self.claims.sources:
-                # Claim now, whatever its time: the next token is sent only after a claim.
+                # Claim now, even before its time: the next token is sent only after a claim.
                 self.claims.sources[queue].token(0, monotonic())
             else:
                 self.claims.announce(queue)

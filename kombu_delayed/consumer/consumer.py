@@ -75,7 +75,7 @@ class Consumer:
         self._part(queue).remove(queue)
 
     def hold(self, queue: str) -> None:
-        """Give back at once what was claimed from a paused queue's shards and has not started."""
+        """Give back at once the messages of a paused queue's shards that have not started."""
         for shard in [name for name, source in self.sources.items() if source.whole == queue]:
             self._part(shard).hold(shard)
 
@@ -94,7 +94,7 @@ class Consumer:
         for part in tuple(self.parts):
             part.stop()
         for queue in qos.slots.queues_of_tasks():
-            qos.give_back_reserved(queue)  # started tasks go on
+            qos.give_back_reserved(queue)  # started tasks continue
         kept = self._leave(queues)
         self.remaining = remain(lease, queues, qos, kept) or self.remaining
 

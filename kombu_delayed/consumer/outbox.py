@@ -23,7 +23,7 @@ RECENT_LIMIT = 1_000
 #: Freed slots wait this long to be sent together with acks, which saves a call per task.
 FREE_SECONDS = 0.003
 
-#: What to do with a held message that its consumer is done with.
+#: The ways to end a message that a consumer holds.
 ACK, REQUEUE, RELEASE, GIVE_BACK, BURY = "ack", "requeue", "release", "give back", "bury"
 
 
@@ -76,7 +76,7 @@ def _move(batch: list[T], waiting: deque[T], to: deque[T]) -> None:
 
 
 class Outbox:
-    """Entries that a channel has to send to the server. What fails is kept for the next time."""
+    """Entries that a channel has to send to the server. Entries that fail are kept."""
 
     def __init__(self) -> None:
         self.done: deque[Done] = deque()
@@ -112,7 +112,7 @@ class Outbox:
         self._freed_lately.clear()
 
     def flush(self, store: Store, lease: Lease, slots_wait: bool = False) -> None:
-        """Tell the server about acks, rejects and slots. What fails stays for the next time.
+        """Send acks, rejects and slots to the server. Entries that fail wait for the next flush.
 
         With `slots_wait` slots are sent with acks, or at `free_at` if there are none.
         If another thread is flushing, it does this flush, too: a signal handler may have
@@ -135,7 +135,7 @@ class Outbox:
                 flushing.release()
 
     def settle(self, store: Store, lease: Lease) -> None:
-        """Flush and wait for the answers. What the server refuses is tried once more."""
+        """Flush and wait for the answers. Refused entries are tried once more."""
         for _ in range(2):
             with self._flushing:
                 self.flush(store, lease)
@@ -157,7 +157,7 @@ class Outbox:
 
     @property
     def tags(self) -> set[int]:
-        """The tags of messages whose acks and rejects are to be sent, or were sent lately."""
+        """The tags of messages whose acks and rejects are waiting, or were sent lately."""
         return {each.tag for each in (*tuple(self.done), *tuple(self._done_lately))}
 
     def _tell_again(self, generation: int) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Remaining:
     """Keeps the lease of a consumer whose channel is closed for as long as its tasks have slots.
 
-    A worker that opens a new channel after a lost connection goes on with the tasks it has started.
+    A worker that opens a new channel after a lost connection continues the tasks it has started.
     `running` returns the tags of a queue's messages with such tasks; `tell` reports their slots of
     a global limit. Messages that have not started go back as soon as the broker is reached. In
     queues without running tasks they go back only until the lease expires: then others reclaim

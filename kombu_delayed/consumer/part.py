@@ -66,7 +66,7 @@ class Part:
         claims.announce(queue)
 
     def hold(self, queue: str) -> None:
-        """Give back at once what was claimed from a paused queue and has not started."""
+        """Give back at once the messages of a paused queue that have not started."""
         self.claims.give_back_unbegun(queue)
         self._qos.outbox.flush(self.session.store, self.session.lease)
 
@@ -284,7 +284,7 @@ class Part:
             self.announce_all()
 
     def announce_all(self) -> None:
-        """Let other consumers claim what its queues hold."""
+        """Let other consumers claim the messages of its queues."""
         self.session.store.claimable.announce_all(tuple(self.claims.sources))
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:

@@ -20,7 +20,7 @@ logger = get_logger(__name__)
 
 
 class AnyPart(Protocol):
-    """What all parts do when something happens to one of them."""
+    """Reactions of all parts to an event of one of them."""
 
     def forget(self) -> None:
         """Forget the claimed messages, because they belong to other consumers now."""
@@ -99,7 +99,7 @@ class Session:
     def leave(self, queues: set[str]) -> dict[str, BaseException]:
         """Give back what is not acked and not running; returns errors by queue."""
         slots = self.qos.slots
-        slots.shared.leave_with(slots.of_tasks)  # also if the broker is away
+        slots.shared.leave_with(slots.of_tasks)  # even if the broker is away
         self.qos.release_failed()
         self.qos.outbox.settle(self.store, self.lease)  # leaving gives back what is not acked yet
         slots.shared.tell(self.store, self.lease.consumer, self.lease.ms)

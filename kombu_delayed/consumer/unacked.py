@@ -136,7 +136,7 @@ class QoS(virtual.QoS):
             return False
         return True
 
-    # What the program does with a message.
+    # The program's calls for a message.
 
     def ack(self, delivery_tag: Any) -> None:
         """Acknowledge a message. One whose body could not be read is buried, not lost."""

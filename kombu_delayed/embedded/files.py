@@ -1,12 +1,12 @@
 """The directory of a server.
 
-Files in it (mode 0700, on a local file system):
+It has mode 0700, and must be on a local file system. Its files:
 
-    lock         held while a process starts or stops the server
-    alive        held by the server itself as long as it lives
-    broker.sock  unix socket (elsewhere when the path is too long for a socket)
-    server.pid   written by the server
-    server.log   output of the server
+- `lock` is held while a process starts or stops the server.
+- `alive` is held by the server itself as long as it lives.
+- `broker.sock` is the unix socket (elsewhere if the path is too long for a socket).
+- `server.pid` is written by the server.
+- `server.log` is the output of the server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads which messages wait at the gate of a queue, and what is in use there, in bounded calls."""
+"""Reads the messages at the gate of a queue, and the slots in use, in bounded calls."""
 
 from __future__ import annotations
 

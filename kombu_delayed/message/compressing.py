@@ -169,7 +169,7 @@ def _head(before: str, eta: str, behind: str) -> str | None:
 
 
 def same_of(text: str, head: str) -> str:
-    """The text that identifies a message, whoever sent it: see store/lua/include/marks.lua."""
+    """The text that identifies a message of any sender: see store/lua/include/marks.lua."""
     if '"retries"' in head:
         text = _RETRIES.sub(_as_first, text, count=1)
     parts, at = [], 0

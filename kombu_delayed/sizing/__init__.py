@@ -18,15 +18,15 @@ REPR_BYTES = 1_024
 #: The part that is the same in all tasks. A large backlog does not store it with each of them.
 COMMON_BYTES = 745
 
-#: The size of a compressed task without arguments, and what is left of each byte of arguments. That
+#: The size of a compressed task without arguments, and the compressed share of its arguments. It
 #: depends on the arguments: these were orders with names, amounts and a random token each.
 COMPRESSED_BYTES = 150
 COMPRESSED_SHARE = 0.18
 
-#: What precedes a record in the backlog: its due time, and the server's own header.
+#: The bytes before a record in the backlog: its due time, and the server's own header.
 HEAD_BYTES = 17
 
-#: What a delayed message takes beyond its record: its id, twice, and its share of the tables.
+#: The bytes of a delayed message beyond its record: its id, twice, and its share of the tables.
 BOOKKEEPING_BYTES = 145
 
 EVENT_BYTES = 120

@@ -41,7 +41,7 @@ class Lack(NamedTuple):
 
 @dataclass
 class Shared:
-    """What a consumer got: for how many messages, by queue and slot; and which queues to call."""
+    """The slots that a consumer got, for messages by queue and slot, and the queues to call."""
 
     granted: dict[tuple[str, str], int] = field(default_factory=dict)
     called: list[str] = field(default_factory=list)

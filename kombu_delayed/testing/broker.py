@@ -65,7 +65,7 @@ class Broker:
         """Disconnect."""
         self.client.close()
 
-    # What is left to do.
+    # The work that is left.
 
     def watch(self, activity: Activity) -> None:
         """Count tasks that this process runs and the broker no longer has."""

@@ -86,7 +86,7 @@ class Lane:
 
 
 class Pipeline:
-    """Sends commands without waiting: the server works on them while the program goes on.
+    """Sends commands without waiting: the server works on them while the program continues.
 
     `on_answer` is called with the verb that a command was sent under and its answer; in order if
     there is one server.
@@ -100,7 +100,7 @@ class Pipeline:
         self._lanes: dict[ServerConnection, Lane] = {}
 
     def send(self, commands: list[Sent], waits_for: str = "") -> None:
-        """Send commands, each under a verb, and read the answers to what was sent before.
+        """Send commands, each under a verb, and read the answers to earlier ones.
 
         Commands that are sent under a verb in `waits_for` wait for replicas.
         """
@@ -122,7 +122,7 @@ class Pipeline:
         return found
 
     def confirm(self) -> None:
-        """Read the answers to what was sent. Raises the first error among them."""
+        """Read the answers to sent commands. Raises the first error among them."""
         self._confirm({lane: len(lane.unconfirmed) for lane in self._lanes.values()})
 
     def _confirm(self, counts: dict[Lane, int]) -> None:
@@ -176,7 +176,7 @@ class Outbox(Pipeline):
         self._fanout.append((self._prefix + topic, payload))
 
     def execute(self) -> None:
-        """Send what was gathered, and check that what was sent before has arrived."""
+        """Send the gathered commands, and check that earlier ones have arrived."""
         commands = self._commands()
         self.reset()
         self.send(commands, waits_for="schedule publish")

@@ -65,7 +65,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
         return not connection.has_left
 
     def master_changed(self) -> None:
-        """Leave the old master, whatever this channel waits for there. Safe from any thread."""
+        """Leave the old master, even while waiting for its answer. Safe from any thread."""
         if self.consumer is not None:
             self.consumer.hurry()
         if self.connection is not None:

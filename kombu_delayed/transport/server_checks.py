@@ -262,7 +262,7 @@ def look_again() -> None:
     _partition_sizes.clear()
 
 
-#: What is wrong with a broker URL, by the mode of its server, and which URL to use.
+#: The fault of a broker URL, by the mode of its server, and which URL to use.
 _URLS = {
     "standalone": "it is a single server: use a URL that begins with delayed+redis://",
     "cluster": "it is a node of a Redis Cluster: use a URL that begins with delayed+rediscluster://",

@@ -55,7 +55,7 @@ class Transport(stock.Transport):
             self.Channel = SentinelChannel
         elif urls.scheme_of(client) in urls.CLUSTERS:
             self.Channel = ClusterChannel
-        #: For a Cluster: what is known of its nodes, and what was found out about its masters.
+        #: For a Cluster: the known nodes, and the results of checks of its masters.
         self.cluster: Cluster | None = None
         self.cluster_masters = ClusterMasters()
         self.cycle = Poller()

@@ -189,7 +189,7 @@ class Redirect:
     def _put(self, info: TaskInfo) -> bool:
         """Send a task. False if the other queue already has a unique task like this one."""
         payload = self._payload(info)
-        due = ""  # now, whatever its ETA says: `due_ms` in the message tells a worker so
+        due = ""  # now, regardless of its ETA: `due_ms` in the message tells a worker so
         if info.state not in ("ready", "dead"):
             payload.pop("due_ms", None)
             due = str(info.due_ms or 0)

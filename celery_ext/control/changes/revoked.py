@@ -1,4 +1,4 @@
-"""Revokes tasks by id, and remembers them for workers that were not there to hear of it."""
+"""Revokes tasks by id, and remembers them for workers that were not running."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Policies:
         return found != _paused(found)
 
     def strange(self, queues: Sequence[str]) -> dict[str, str]:
-        """The given queues whose policies this app has no code for, and what it lacks."""
+        """The given queues whose policies this app has no code for, and the missing names."""
         found = {}
         for name, known in zip(queues, _records(self._queues, queues), strict=True):
             if known.text and (why := _followed(self._queues, name, known.text)[1]):

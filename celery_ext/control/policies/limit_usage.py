@@ -1,4 +1,4 @@
-"""The usage of a queue's gate: what is declared, what is in use, and what waits for which limit."""
+"""The usage of a queue's gate: its limits, their slots in use, and the messages that wait."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class LimitInfo:
     busiest: tuple[KeyInfo, ...] = ()
     shares: tuple[KeyInfo, ...] = ()
     #: Whether `capacity`, `rate` or `burst` were set at run time: by whom, why, until when (None:
-    #: without end), and what is declared.
+    #: without end), and the declared values.
     overridden: bool = False
     set_by: str | None = None
     set_why: str | None = None
@@ -95,7 +95,7 @@ class WaitInfo:
 
 @dataclass(frozen=True)
 class UseInfo:
-    """What a tenant uses of a limit for each tenant."""
+    """A tenant's usage of a limit for each tenant."""
 
     limit: str
     capacity: int | None
@@ -121,7 +121,7 @@ class TenantInfo:
 
 
 def gate_usage(delayed: Queues, queue: str, tenants: Collection[str] = ()) -> GateUsage:
-    """What is in use and what waits at the gate of a queue, for some tenants or for all."""
+    """Slots in use and messages that wait at the gate of a queue, for some tenants or for all."""
     declarations = Declarations.of(delayed, queue)
     shards = delayed.store.shards.all(queue)
     found: dict[str, Override] = {}

@@ -70,7 +70,7 @@ class BulkReplay(Timed):
 
 
 class BulkOutcome(BaseModel):
-    """What was changed, or with `dry_run` what would be."""
+    """The changed tasks, or with `dry_run` those that would be changed."""
 
     matched: int
     changed: int

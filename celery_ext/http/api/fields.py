@@ -64,7 +64,7 @@ def _where(text: str) -> str:
 
 @lru_cache(maxsize=1_000, typed=True)
 def span_of(value: str | float) -> timedelta:
-    """Read a length of time. Raises ValueError, also for a negative one."""
+    """Read a length of time. Raises ValueError, for a negative one too."""
     return parse_length(value, (timedelta(0), LONGEST))
 
 

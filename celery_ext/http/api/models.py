@@ -169,7 +169,7 @@ class QueueCounts(BaseModel):
 
 
 class QueueMetrics(QueueCounts):
-    """A queue, and what is due soon; times are seconds."""
+    """A queue, and the tasks due soon; times are seconds."""
 
     work: int = Field(
         description="Work of the next minute: ready, due, unacked, and due within it."
@@ -200,7 +200,7 @@ class Part(Given):
 
 
 class NewPause(Part):
-    """What to pause in a queue (all of it, if no part is named), why, and for how long."""
+    """A pause of a queue, or of a part if one is named, with its reason and length."""
 
     why: str = Field("", max_length=500)
     length: Span | None = Field(
@@ -335,14 +335,14 @@ class NewAnswer(Given):
 
 
 class AnswerOutcome(BaseModel):
-    """What became of an answer."""
+    """The effect of an answer."""
 
     key: str
     outcome: Literal["accepted", "early"]
 
 
 class ProblemField(BaseModel):
-    """What is wrong with a field."""
+    """An invalid field."""
 
     field: str
     detail: str

@@ -92,7 +92,7 @@ def first_info(found: dict[str, list[TaskInfo]]) -> TaskInfo | None:
 
 @dataclass
 class Ask:
-    """A caller's question about a task, and what was found so far."""
+    """A caller's question about a task, and the findings so far."""
 
     identity: Identity
     id: str

@@ -1,4 +1,4 @@
-"""The identity of a caller, and what it may do."""
+"""The identity of a caller, and its rights."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class Connection(http.client.HTTPConnection):
-    """A connection to one of the addresses that were checked, whatever DNS answers by now."""
+    """A connection to one of the addresses that were checked, even if DNS has changed since."""
 
     response_class = _Response
 

@@ -69,7 +69,7 @@ def register(app: Celery, slots: int = 0) -> None:
     )
     task.slots = slots or getattr(task, "slots", 0)
     # A job ends by its own timeout, and is then retried as its creator has chosen. Processes that
-    # only send jobs set no limit, whatever the limit of the app is.
+    # only send jobs set no limit, not even the limit of the app.
     app.finalize()
     task.time_limit = task.soft_time_limit = OWN_LIMIT_SECONDS if task.slots else None
 

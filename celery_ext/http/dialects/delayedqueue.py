@@ -97,7 +97,7 @@ async def queued_put(call: Call) -> Any:
 
 
 class _New:
-    """A task that is to be created once."""
+    """A task to create once."""
 
     def __init__(self, call: Call, task: QueuedTask, topic: Topic) -> None:
         self._call, self._task, self._topic = call, task, topic

@@ -1,1 +1,1 @@
-"""What happens around each request: identity, rate limits, headers, the access log."""
+"""The layers around each request: identity, rate limits, headers, the access log."""

@@ -28,7 +28,7 @@ OPEN_PATHS = frozenset({"/docs", "/docs.js", "/openapi.json", "/healthz"})
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
-#: What browsers send in Sec-Fetch-Site for requests from pages of other sites.
+#: Values that browsers send in Sec-Fetch-Site for requests from pages of other sites.
 _OTHER_SITES = frozenset({"cross-site", "same-site"})
 
 #: Headers that proxies add to requests.

@@ -21,7 +21,7 @@ MOST = 10_000
 #: How long one form searches for the items that match.
 LOOK_SECONDS = 10.0
 
-#: The wrong fields of a form, with what is wrong with each: none.
+#: The invalid fields of a form, with their errors: none.
 NO_ERRORS: Mapping[str, str] = {}
 
 #: The selected items, by shard.
@@ -91,7 +91,7 @@ def among(form: Form, count: int) -> int:
 
 
 def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:
-    """What a form selects, as text for the audit log."""
+    """The selection of a form, as text for the audit log."""
     return (
         f"{count} {what} with {given}"
         if form.one("all")

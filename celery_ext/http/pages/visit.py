@@ -145,7 +145,7 @@ class View:
 
 @dataclass(frozen=True)
 class Action:
-    """What happens when a form is submitted. `act` is called in a thread."""
+    """The handling of submitted forms. `act` is called in a thread."""
 
     path: str
     act: Callable[[Visit, Form], Response]

@@ -35,7 +35,7 @@ class Threads:
         self._count += 1
         future.add_done_callback(self._done)
         try:
-            # Shielded: a call that has begun goes on, and counts until it ends.
+            # Shielded: a started call continues, and counts until it ends.
             return await asyncio.wait_for(asyncio.shield(future), self.seconds)
         except (TimeoutError, asyncio.TimeoutError):
             raise self.too_late() from None

@@ -36,7 +36,7 @@ class WorkerProcess:
     """`python -m celery worker` for HTTP jobs, from `start` to `stop`; a context manager."""
 
     def __init__(self, environment: Mapping[str, str], concurrency: int) -> None:
-        # Never written to: a read returns when this process has ended, in whatever way.
+        # Never written to: a read returns when this process has ended, in any way.
         self._read, self._write = os.pipe()
         self._environment = {**os.environ, **environment, LIFELINE: str(self._read)}
         self._command = [sys.executable, "-m", "celery", "-A", "celery_ext.http.serving.standalone"]

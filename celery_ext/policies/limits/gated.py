@@ -91,7 +91,7 @@ class Gated(Policy):
             slots = each.slots if each.slots > 0 else None
             yield Declared(each.name, "limit", owner, slots=slots, burst=each.burst)
 
-    #: What the key of a turn is read from, if it gives turns.
+    #: The source of a turn's key, if it gives turns.
     turns_by: By | None = None
 
     def stamp(self, ticket: Ticket, message: Message, owner: str) -> Ticket:

@@ -16,7 +16,7 @@ from ...errors import BROKER_FAILS, BrokerError
 logger = get_logger(__name__)
 
 #: A sender that knows the backlog takes the tasks out of it itself, and has this long to do so. The
-#: spread keeps workers that hear of a revoke together from all doing it at the same time.
+#: spread keeps workers that receive a revoke together from all doing it at the same time.
 WAIT_SECONDS, SPREAD_SECONDS = 1.0, 2.0
 
 

@@ -1,4 +1,4 @@
-"""Counts the tasks of a worker, always in its main process, whatever its pool."""
+"""Counts the tasks of a worker, in its main process with every pool."""
 
 from __future__ import annotations
 

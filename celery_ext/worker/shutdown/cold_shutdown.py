@@ -74,7 +74,7 @@ class CancelledGreenlets:
         self._running.discard(request)
 
     def end(self, request: Any, was_killed: bool) -> None:
-        """A greenlet has ended: by its cancellation, or by itself just before."""
+        """A greenlet has ended: by its cancellation, or just before, on its own."""
         if request in self._running:
             self._running.remove(request)
             if was_killed:

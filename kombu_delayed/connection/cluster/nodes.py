@@ -39,7 +39,7 @@ ASK_SECONDS = 1.0
 #: How many times redis-py asks again, another node each time.
 ASK_TRIES = 3
 
-#: What redis-py raises if it cannot get the slots; IndexError: there are none.
+#: Errors of redis-py if it cannot get the slots; IndexError: there are none.
 _NO_ANSWER = (RedisError, RedisClusterException, OSError, IndexError)
 
 

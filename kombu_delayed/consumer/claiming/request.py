@@ -26,7 +26,7 @@ class Request(NamedTuple):
     seen_tag: int
     no_ack: bool
     asked: tuple[float, float]
-    #: What `Store.deliver` takes.
+    #: The arguments of `Store.deliver`.
     given: dict[str, Any]
 
     @property
@@ -41,7 +41,7 @@ class Pending:
 
     def __init__(self, source: Source, shares: Shares, request: Request, now: float) -> None:
         self.source = source
-        #: What is claimed next, and how many.
+        #: The next claims, and their numbers of messages.
         self.shares = shares
         self.request = request
         self.sent_at = now
@@ -49,7 +49,7 @@ class Pending:
         self.wait_at = now + POLL_SECONDS
         #: Whether its answer has come, or never will: it was refused, or its outcome is unknown.
         self.has_ended = False
-        #: What the script has answered.
+        #: The script's answer.
         self.answer: Any = _NOTHING
 
     @property
@@ -74,7 +74,7 @@ class Pending:
 
 
 def may_go_on(session: Session, wanted: list[list[Source]]) -> bool:
-    """Whether a consumer may go on while claims are in flight: only if its tasks run elsewhere."""
+    """Whether a consumer may work while claims are in flight: only if its tasks run elsewhere."""
     if not session.is_polled or session.runs_here:
         return False
     if session.store.cluster or session.qos.slots.shared.pools:

@@ -365,7 +365,7 @@ Shares = Generator[tuple[Source, int], int | None, None]
 
 
 def shares(wanted: list[list[Source]], room: int, cycle: Any) -> Shares:
-    """Yield each source with its share of the room. What it leaves goes to the next ones."""
+    """Yield each source with its share of the room. The rest goes to the next ones."""
     is_strict = isinstance(cycle, priority_cycle)
     for queues, shards in zip(range(len(wanted), 0, -1), wanted, strict=True):
         part = room if is_strict else -(-room // queues)

@@ -20,7 +20,7 @@ CLOCK_TOLERANCE_SECONDS = 0.05
 
 
 class Sample(NamedTuple):
-    """How far the server's clock was ahead of ours, at the least and at the most."""
+    """How far the server's clock was ahead of ours, at least and at most."""
 
     at: float
     low: float

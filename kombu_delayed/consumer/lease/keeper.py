@@ -1,4 +1,4 @@
-"""The thread that keeps the leases of a process, whatever its tasks do."""
+"""The thread that keeps the leases of a process, even while its tasks block."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Keeper:
     def _step(self, lease: Kept) -> float:
         try:
             seconds = lease.step()
-        except Exception as error:  # whatever it is, the other leases need this thread
+        except Exception as error:  # the other leases need this thread after any error
             if lease in self._leases:  # else its connection was closed meanwhile
                 tell = logger.debug if lease in self._failing else logger.warning
                 tell("Cannot renew the lease of %s now: %s", lease.consumer, error)

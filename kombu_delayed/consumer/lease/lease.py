@@ -171,7 +171,7 @@ class Lease:
         lease.progress, lease.auto_delete = self.progress, self.auto_delete
         return lease
 
-    # What the keeper's thread does.
+    # The work of the keeper's thread.
 
     def step(self) -> float:
         """Renew in every queue, and reclaim what others left; returns seconds until the next step.

@@ -54,7 +54,7 @@ class Reclaimer:
 
     def _seconds_to_live(self, other: Other, renewal: Renewal, now: float) -> float:
         """How long a consumer still counts as alive that was not seen to renew its lease."""
-        if other.end_ms == 0:  # somebody has found it dead before
+        if other.end_ms == 0:  # it was found dead before
             return 0
         needed = self._length_of(other)
         if self._has_just_started and renewal.now_ms - other.end_ms >= needed * 1000:

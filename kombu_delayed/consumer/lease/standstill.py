@@ -48,7 +48,7 @@ class Progress:
         self._lock = native.lock()
 
     def stamp(self) -> None:
-        """Note that the loop goes on."""
+        """Note that the loop is running."""
         self._at = self._clock()
 
     def waits(self, seconds: float) -> None:
@@ -58,7 +58,7 @@ class Progress:
     def check(self, store: Store, consumer: str) -> None:
         """Give up messages that have not started if the loop has been stuck for a whole lease.
 
-        What could not be sent to the server is sent with the next check. Raises redis-py's
+        Messages that could not be given back are sent with the next check. Raises redis-py's
         connection errors.
         """
         if not self._lock.acquire(False):

@@ -97,7 +97,7 @@ class Gatekeeper:
             self.new.append(queue)
 
     def declare(self) -> None:
-        """Declare the policies of new queues. What others declared after this process stays valid.
+        """Declare the policies of new queues. Later declarations of others stay.
 
         On a server that has lost its policies, those that this consumer followed are declared.
         """

@@ -17,7 +17,7 @@ from . import decisions
 #: The option of `apply_async` and of `Producer.publish`, and the header that is made from it.
 OPTION, HEADER = "policies", "delayed_policies"
 
-#: Options that nothing reads, but that somebody who wants a policy may write.
+#: Options that nothing reads, but that a sender may mistake for policies.
 STRAY = frozenset(
     {
         *("backoff", "critical", "delayed_policies", "drop_older", "limit", "max_age", "policy"),

@@ -50,7 +50,7 @@ class Pool:
     granted_at: float = 0.0
     #: Slots for a shard's claim that is in flight, and of no message that is known here.
     sent: dict[str, Counter[str]] = field(default_factory=dict)
-    #: What messages of queues wait for, according to the queues' last claims.
+    #: The slots that messages wait for, by queue, according to the last claims.
     lacking: dict[str, Sequence[Lack]] = field(default_factory=dict)
     #: Whether a claim has said so since slots were asked for.
     is_new: bool = False
@@ -61,7 +61,7 @@ class Pool:
     generation: int = -1
     #: The slots the server knows of, and by which call; None: a call is in flight, or was lost.
     known: tuple[int, Counter[str]] | None = None
-    #: What the keeper's thread has taken back since then, because the loop is stuck.
+    #: The slots that the keeper's thread has taken back since, because the loop is stuck.
     taken_back: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -204,7 +204,7 @@ class SharedSlots:
         return ["", *held] if held else []
 
     def leave_with(self, tags: Collection[int]) -> None:
-        """Leave: of all messages of the consumer, only the tasks of those in `tags` go on."""
+        """Leave: of the consumer's messages, only the tasks of those in `tags` keep running."""
         for tag in tuple(self._of_messages):
             if tag not in tags:
                 self.ended(tag)
@@ -332,7 +332,7 @@ class SharedSlots:
     def tell_of_taken_back(self, store: Store, consumer: str, lease_ms: int) -> None:
         """Give back the slots that `take_over` has taken, in the thread that called it.
 
-        The loop may go on at any moment. Its next call has a higher number, and is the valid one.
+        The loop may continue at any time. Its next call has a higher number, and is the valid one.
         """
         for pool in tuple(self.pools.values()):
             known, taken = pool.known, pool.taken_back

@@ -34,7 +34,7 @@ class Consumers:
         if (pause := self._store.pauses.of(self._queue)) is not None:
             why = f": {pause.why}" if pause.why else ""
             self._case.add("paused", f"by {pause.by}{why}")
-            return  # no consumer need be told of what none may claim
+            return  # no consumer needs a token for messages that none may claim
         self._wake()
         self._tokens()
 
@@ -153,7 +153,7 @@ class Consumers:
         return {*scored(found)}
 
     def _silence(self) -> tuple[str, bool]:
-        """Return what no consumer was told of (or empty), and whether there is a live consumer."""
+        """Describe messages without a token, or "", and say whether there is a live consumer."""
         keys, run = self._keys, self._store.run
         size = self._store.size(self._queue)
         # A move adds message and token at once, so looking at messages first misses none.

@@ -83,12 +83,12 @@ class Finding:
 
     @property
     def meaning(self) -> str:
-        """What is wrong."""
+        """A description of the fault."""
         return KINDS[self.kind][0]
 
     @property
     def remedy(self) -> str:
-        """What a repair does about it; empty if nothing."""
+        """The effect of a repair; empty if it has none."""
         return KINDS[self.kind][1]
 
     @property

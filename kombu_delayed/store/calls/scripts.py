@@ -128,7 +128,7 @@ def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call]) -> list[Any]:
-    """Run scripts in one go by `many` of a connection; an error counts as an answer."""
+    """Run scripts together, with `many` of a connection; an error counts as an answer."""
     began = perf_counter()
     packed = [(move, move.pack(given)) for move, given in calls]
     answers = many([("EVALSHA", move.sha, *arguments) for move, arguments in packed])

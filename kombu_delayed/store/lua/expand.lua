@@ -1,5 +1,5 @@
 -- expand: replace compressed ready messages by their original text.
--- Idempotent: after the first call they differ from what was read.
+-- Idempotent: after the first call they differ from the texts that were read.
 -- keys: list
 -- arguments: start:number limit:number window:number texts...
 --   start, limit: where they were read

@@ -143,7 +143,7 @@ class ConnectingChannel(stock.Channel):
             if name in parameters:  # a Unix socket has no limit for connecting
                 parameters[name] = min(parameters[name] or limit, limit)
 
-    # What Kombu asks for.
+    # The interface of Kombu.
 
     def _create_client(self, asynchronous: bool = False) -> Any:
         if asynchronous:

@@ -74,7 +74,7 @@ class ConsumingChannel(ConnectingChannel):
         )
 
     def _new_wake(self) -> WakeConnection:
-        self._create_client(asynchronous=True)  # so that its pool is told of new credentials
+        self._create_client(asynchronous=True)  # so that its pool gets new credentials
         return self.wake_class(
             lambda: self.async_pool.get_connection(),
             lambda queue: self.store.keys(queue).wake,

@@ -58,7 +58,7 @@ class FanoutChannel(ConnectingChannel):
         return result
 
     def _unsubscribe_from(self, queue: str) -> None:
-        # Kombu 5.5 sends UNSUBSCRIBE for what it has subscribed to with PSUBSCRIBE.
+        # Kombu 5.5 sends UNSUBSCRIBE for patterns of PSUBSCRIBE.
         client = self.subclient
         if client.connection is not None and client.connection._sock is not None:
             topics = getattr(

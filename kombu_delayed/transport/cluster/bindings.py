@@ -38,7 +38,7 @@ class ClusterBindings:
         self._missing[exchange, member] = queue
         self._write_missing()
         if (exchange, member) in self._missing:
-            # No error, so that the caller goes on with other bindings.
+            # No error, so that the caller continues with other bindings.
             logger.warning(
                 "Queue %r is bound to exchange %r when its node is back", queue, exchange
             )

@@ -133,7 +133,7 @@ class Poller(MultiChannelPoller):
         self._duties.append(self._loop.call_repeatedly(interval_seconds, duty))
 
     def _look_up(self) -> None:
-        """Show that the loop goes on. The timer that calls this also ends a poll."""
+        """Show that the loop is running. The timer that calls this also ends a poll."""
         for channel in tuple(self._channels):
             if channel.consumer is not None:
                 channel.consumer.progress.stamp()
@@ -189,7 +189,7 @@ class Poller(MultiChannelPoller):
     # In drain_events.
 
     def _after_fork(self) -> None:
-        """A child that goes on with its parent's connection must not touch the parent's epoll."""
+        """A child that continues with its parent's connection must not touch the parent's epoll."""
         self.sockets = Sockets(poll())
         self._loop, self._timer = None, None
 

@@ -29,7 +29,7 @@ from .dead_letters import letters_page
 from .lists.by_state import ready_page
 from .lists.search import search_page
 
-#: How long one request goes on.
+#: How long one request lasts.
 SECONDS = 10.0
 
 #: The largest distance in a list of the ready tasks that one call changes.

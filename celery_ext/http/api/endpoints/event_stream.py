@@ -71,7 +71,7 @@ class _NotReadError(Exception):
 
 
 class Streamed(StreamingResponse):
-    """Gives its place among the streams back however it ends, also if the client does not read."""
+    """Frees its place among the streams however it ends, even if the client does not read."""
 
     #: Called when it has ended, even if it never began.
     at_end: Callable[[], None] = staticmethod(lambda: None)
@@ -99,7 +99,7 @@ class Streamed(StreamingResponse):
 
 
 def _before(stream_id: str) -> str:
-    """The stream id to go on after. Raises a Problem if the given one is invalid."""
+    """The stream id to continue after. Raises a Problem if the given one is invalid."""
     found = _STREAM_ID.fullmatch(stream_id)
     if found is None:
         raise Problem.of_field("Last-Event-ID", "it is not one of an event", 400)

@@ -95,7 +95,7 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: b
 
 
 def _policies(given: list[dict[str, Any]]) -> str:
-    """The header of policies. Raises a Problem, also for one that could take slots of others."""
+    """The header of policies. Raises a Problem, for one that could take slots of others, too."""
     from celery_ext.policies.of_message import write  # few callers need it
 
     if any("LimitUse" in each for each in given):

@@ -56,7 +56,7 @@ local function spent_until(use)
   return math.max(spent_ms, now_ms)
 end
 
--- Whether a limit has capacity now for a message with this due time; if not, also when to look again.
+-- Whether a limit has capacity now for a message with this due time; if not, returns when to look again, too.
 local function has_room(use, due_ms)
   local limit = limit_of[use.name]
   if not limit or use.passes then return true end

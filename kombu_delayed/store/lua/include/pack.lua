@@ -2,9 +2,9 @@
 -- records that are sent. A record is a priority step, maybe a due time, and JSON. Packed, it has \1 in place of the
 -- brace, three letters for the texts that are left out of flags, eta and body, and nine parts, each after its length.
 -- JSON has no character \1. Packed records must stay readable: another common text would need another character.
--- A message compressed by message/compressing.py has z as its first letter, u as its second if its ETA is in UTC, and
--- four parts: the text before its headers, the task, the text after the id in the headers, and the value of "x-zstd",
--- which is not parsed here.
+-- A message compressed by message/compressing.py has z as its first letter, and u as its second if its ETA is in UTC.
+-- It has four parts: the text before its headers, the task, the text after the id in the headers, and the value of
+-- "x-zstd", which is not parsed here.
 -- needs: nothing
 local LONGEST_PART = 65535
 local PARTS = '>Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0Hc0'

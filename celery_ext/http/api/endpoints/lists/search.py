@@ -41,7 +41,7 @@ def page_of(call: Call, search: Search) -> dict[str, Any]:
 
 @dataclass
 class _Found:
-    """What one search has found. It may look at `left` more messages."""
+    """The result of one search. It may look at `left` more messages."""
 
     limit: int
     infos: list[tuple[str, TaskInfo]] = field(default_factory=list)

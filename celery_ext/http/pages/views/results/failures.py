@@ -149,8 +149,8 @@ def recorded(visit: Visit, of: str) -> list[TaskHistory]:
 def _names(visit: Visit, of: str, rows: list[Row]) -> dict[tuple[str, str], str] | None:
     """The names in forms of the tasks that can be changed.
 
-    None: the visitor may change none, or tasks of this list cannot be changed. Each task that is to
-    be retried has a message; of the failed tasks, dead letters can be changed.
+    None: the visitor may change none, or tasks of this list cannot be changed. Each retrying task
+    has a message; of the failed tasks, dead letters can be changed.
     """
     identity, found = visit.identity, dict[tuple[str, str], str]()
     if of == "retrying" and identity.has("schedule"):
