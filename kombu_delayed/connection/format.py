@@ -104,6 +104,8 @@ class Format:
         self.look(send)
         if self.major == MAJOR:
             return False
+        if not self.major and self._is_forbidden:
+            raise FormatError(f"the user of the broker URL may not read the key {self.key!r}")
         send("SET", self.key, f"{MAJOR}.{MINOR}")
         self._found(MAJOR)
         return True

@@ -211,7 +211,7 @@ _TITLES = {
     409: "Done before",
     422: "Invalid request",
     429: "Too many requests",
-    503: "Too many requests",
+    503: "The server is busy",
 }
 
 
