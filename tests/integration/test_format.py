@@ -214,9 +214,9 @@ def test_a_user_who_may_not_read_it_is_told_once(
         assert f"~{KEY}" in warning
         client.set(KEY, "99.0")
         client.execute_command("ACL", "SETUSER", "blind", f"~{KEY}", "-get")
-        with as_user(server, "blind") as connection:
-            with pytest.raises(FormatError, match=f"may not read the key '{KEY}'"):
-                upgrade(connection.default_channel.store, ["mail"])
+        not_read = pytest.raises(FormatError, match=f"may not read the key '{KEY}'")
+        with as_user(server, "blind") as connection, not_read:
+            upgrade(connection.default_channel.store, ["mail"])
         assert client.get(KEY) == b"99.0"
     finally:
         client.acl_deluser("blind")
