@@ -202,6 +202,27 @@ def test_the_keeper_gives_it_to_others_where_the_loop_is_stuck(
     assert holds(reader) == [*"abcdefgh"]
 
 
+def test_what_the_keeper_is_giving_to_others_is_not_found_anew(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server and loop go on together: the loop asks what it holds just before the keeper tells."""
+    ask(reader)
+    consumer = reader.consumer
+    later = consumer.lease.clock() + LEASE_MS / 1000
+    release, handed_out = consumer.progress._release, []
+
+    def go_on_before(*args: object) -> list[BaseException]:
+        handed_out.extend(take_all(reader))
+        return release(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(consumer.progress, "_clock", lambda: later)
+        patched.setattr(consumer.progress, "_release", go_on_before)
+        consumer.progress.check(consumer.store, consumer.lease.consumer)
+    assert take_all(reader) == [*"abcdefgh"]
+    assert holds(reader) == [*"abcdefgh"], handed_out
+
+
 def test_what_a_lost_lease_had_is_not_handed_out(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

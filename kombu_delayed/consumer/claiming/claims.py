@@ -24,13 +24,9 @@ from ..session import Session
 from ..unacked import Room
 from .request import Pending, Request, following, may_go_on
 from .slow_poll import look
-from .sources import Agenda, Buffer, ServerClock, Shares, Source, share_out, shares
+from .sources import FEW_QUEUES, Agenda, Buffer, ServerClock, Shares, Source, share_out, shares
 
 logger = get_logger(__name__)
-
-#: Claims from more queues than this travel together. Claims that are sent one by one can each use
-#: the room that the one before has left.
-FEW_QUEUES = 4
 
 
 class Claims:
@@ -45,6 +41,8 @@ class Claims:
         self.unsure: dict[str, int] = {}
         #: At most one, of an unsure queue. The thread that takes it out deals with it.
         self.pending: deque[Pending] = deque()
+        #: The last tag of the claims that the keeper's thread took, and may not have returned yet.
+        self._given_up_to = 0
         self.gates = Gatekeeper(session, session.store, session.qos.slots)
         self._session = session
         self._store = session.store
@@ -100,20 +98,18 @@ class Claims:
 
     def take_back(self) -> list[Unbegun]:
         """Give up the claimed messages that were not handed out yet. Safe from any thread."""
-        found: list[Unbegun] = []
-        stay: list[Claimed] = []
-        with suppress(IndexError):  # the loop's thread takes from the other end
-            while True:
-                entry = self.buffer.pop()
-                source = self.sources.get(entry.queue)
-                if source is not None and source.no_ack:
-                    stay.append(entry)
-                else:
-                    has_slots = self._qos.slots.take_over(entry.tag)
-                    found.append(Unbegun(entry.queue, entry.tag, has_slots))
-        self.buffer.extend(reversed(stay))
-        with suppress(IndexError):
-            found += self.pending.pop().request.unbegun
+        entries, take_over = self.buffer.take_all(), self._qos.slots.take_over
+        no_ack = {each.queue for each in list(self.sources.values()) if each.no_ack}
+        self.buffer.extend(each for each in reversed(entries) if each.queue in no_ack)
+        found = [
+            Unbegun(each.queue, each.tag, take_over(each.tag))
+            for each in entries
+            if each.queue not in no_ack
+        ]
+        for pending in tuple(self.pending):
+            self._given_up_to = pending.request.last_tag  # first: the loop may run at any time
+            with suppress(IndexError):
+                found += self.pending.pop().request.unbegun
         return found
 
     # How many, and of which queues.
@@ -381,15 +377,17 @@ class Claims:
         lease = self._session.lease
         if found and not lease.holds(queue):
             lease.suspect(queue)
+        back = found
         if (source := self.sources.get(queue)) is not None:
             source.checked_at = monotonic()  # the next claim says whether it is paused
             # A signal handler may have raised just after they were taken in.
             known = {entry.tag for entry in self.buffer}
-            new = (each for each in found if not (each[0] in known or self._qos.queue_of(each[0])))
-            claimed = [Claimed(queue, tag, record) for tag, record in new]
+            new = [each for each in found if not (each[0] in known or self._qos.queue_of(each[0]))]
+            back = [each for each in new if each[0] <= self._given_up_to]
+            claimed = [Claimed(queue, *each) for each in new if each[0] > self._given_up_to]
             self.buffer.extend(self._let_in(queue, claimed, False))
-        else:
-            self._give_back(queue, [tag for tag, _ in found])
+        if back:
+            self._give_back(queue, [tag for tag, _ in back])
             self._qos.outbox.flush(self._store, lease)
         self._claimed(queue)
 

@@ -30,9 +30,14 @@ class Request(NamedTuple):
     given: dict[str, Any]
 
     @property
+    def last_tag(self) -> int:
+        """The last tag of the messages that it may have brought."""
+        return self.seen_tag + self.want
+
+    @property
     def unbegun(self) -> list[Unbegun]:
         """The messages that it may have brought."""
-        tags = range(self.seen_tag + 1, self.seen_tag + 1 + self.want)
+        tags = range(self.seen_tag + 1, self.last_tag + 1)
         return [Unbegun(self.queue, tag, self.given["gate"] is not None) for tag in tags]
 
 

@@ -24,6 +24,10 @@ from ..policy.admission import Claimed
 if TYPE_CHECKING:
     from kombu_delayed.store.claimable import Delivered
 
+#: Claims from more queues than this travel together. Claims that are sent one by one can each use
+#: the room that the one before has left.
+FEW_QUEUES = 4
+
 #: A consumer that finds messages without a token, from a stock producer, polls this often.
 EAGER_POLL_SECONDS = 0.1
 
@@ -105,6 +109,14 @@ class Buffer(deque[Claimed]):
             for _ in range(len(self)):
                 entry = self.popleft()
                 (taken if entry.queue == queue else self).append(entry)
+        return taken
+
+    def take_all(self) -> list[Claimed]:
+        """Take out all entries, the last first. Safe from any thread: the loop takes the first."""
+        taken: list[Claimed] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self.pop())
         return taken
 
 
