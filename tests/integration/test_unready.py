@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from kombu import VERSION, Connection
+from kombu import VERSION, Connection, Exchange, Queue
 from redis.exceptions import RedisError
 
 from kombu_delayed.errors import ServerFull
@@ -89,11 +89,27 @@ def loading(server: Server) -> Iterator[None]:
     thread.join(30)
 
 
+@contextlib.contextmanager
+def disk_full(server: Server) -> Iterator[None]:
+    """It cannot write its snapshot, so that it refuses to change anything, and a PING."""
+    in_the_way = server.directory / "dump.rdb" / "x"
+    with server.client() as client:
+        client.config_set("save", "3600 1000000")
+        in_the_way.mkdir(parents=True)
+        client.bgsave()
+        wait_for_refusal(server, "MISCONF")
+        yield
+        in_the_way.rmdir()
+        in_the_way.parent.rmdir()
+        client.config_set("save", "")
+
+
 STATES: dict[str, State] = {
     "read-only": lambda server: replica(server, "read only", "yes"),
     "master down": lambda server: replica(server, "MASTER", "no"),
     "busy": busy,
     "loading": loading,
+    "disk full": disk_full,
 }
 
 in_each_state = pytest.mark.parametrize("state", STATES.values(), ids=STATES)
@@ -150,6 +166,25 @@ def test_a_consumer_carries_on(own_server: Server, state: State) -> None:
             assert client.zcard("{mail}:dead") == 0
 
 
+@in_each_state
+def test_a_connection_for_fanout_whose_check_is_refused(own_server: Server, state: State) -> None:
+    """After this long of silence Kombu sends a PING, and servers refuse that, too."""
+    news = Queue("news", Exchange("news", "fanout"))
+    with Connection(f"delayed+{own_server.url}") as connection:
+        inbox = Inbox(connection, news)
+        inbox.drain(0.1)
+        pubsub = connection.default_channel.subclient
+        with state(own_server):
+            pubsub.connection.next_health_check = 0
+            with contextlib.suppress(RedisError):
+                pubsub.check_health()
+            inbox.drain(UNREADY_SECONDS)
+        with own_server.client() as client:
+            wait_until(lambda: inbox.drain(0.1) == [] and client.pubsub_numpat(), "it is back")
+        connection.Producer(exchange=news.exchange).publish("x")
+        assert inbox.receive(1) == ["x"]
+
+
 @pytest.mark.smoke
 @in_each_state
 def test_a_worker_that_starts_meanwhile(
@@ -177,6 +212,7 @@ def test_a_worker_that_starts_meanwhile(
         ("master down", "threads"),
         ("busy", "prefork"),
         ("loading", "threads"),
+        ("disk full", "gevent"),
     ],
 )
 def test_a_worker_and_its_tasks_carry_on(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property, partial
 from queue import Empty
 from time import monotonic
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from ...connection.native import get_logger
-from ...errors import UNREACHABLE
+from ...errors import UNREACHABLE, translate
 from .connecting import ConnectingChannel
 
 logger = get_logger(__name__)
@@ -33,7 +36,7 @@ class FanoutChannel(ConnectingChannel):
     def subclient(self) -> Any:
         """The pub/sub client, which does not block."""
         client = super().subclient
-        client.parse_response = partial(client.parse_response, block=False)
+        client.parse_response = partial(_read, client.parse_response)
         return client
 
     def _receive(self) -> bool:
@@ -146,6 +149,13 @@ class Subscription:
                 raise  # it is the program's own error, not the connection's
             self._broken(error)
             return False
+
+
+def _read(parse_response: Callable[..., Any]) -> Any:
+    try:
+        return parse_response(block=False)
+    except ResponseError as error:  # a server that is not ready may refuse even a PING
+        raise translate(error) from error
 
 
 def _is_open(connection: Any) -> bool:
