@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
@@ -15,7 +16,7 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError, ResponseError
 
-from kombu_delayed.connection import forks
+from kombu_delayed.connection import forks, urls
 from kombu_delayed.connection.cluster.connection import NodeConnection, SlotMoves
 from kombu_delayed.connection.cluster.nodes import Node
 from kombu_delayed.connection.commands import Replicas
@@ -29,6 +30,9 @@ from ..errors import BrokerError
 
 #: Keys of the app's `task_publish_retry_policy`: connecting is retried as in `apply_async`.
 RETRY_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
+
+#: So long a server may take to accept a connection, and so long for its first answer.
+FIRST_ANSWER_SECONDS = 5.0
 
 
 Self = TypeVar("Self", bound="Broker")
@@ -101,6 +105,7 @@ class Broker:
         options = {name: policy[name] for name in RETRY_POLICY if name in policy}
         connection = self.connection
         with connection._reraise_as_library_errors():
+            _pass_over_silent_servers(connection)
             connection.ensure_connection(**options)
             self._channel = connection.default_channel
             store = copy(self._channel.store)
@@ -132,6 +137,37 @@ class Broker:
             self._lost = False
         if connection is not None:
             connection.release()
+
+
+def _pass_over_silent_servers(connection: Connection) -> None:
+    """Kombu waits long for each, several times. Raises OperationalError if no other one answers."""
+    silence = ""
+    for _ in connection.alt or [""]:
+        where = urls.address(connection)
+        if where.scheme != "redis":
+            return
+        try:
+            if _answers((where.host or "127.0.0.1", where.port or urls.NODE_PORT)):
+                return
+            silence = f"{where.place} accepts connections and does not answer"
+        except TimeoutError:
+            silence = f"{where.place} does not accept connections"
+        except OSError:
+            pass  # Kombu tells of it
+        connection.maybe_switch_next()
+    if silence:
+        raise OperationalError(silence)
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    """Whether the server says anything. Raises OSError where it takes no connection."""
+    with socket.create_connection(address, FIRST_ANSWER_SECONDS) as sock:
+        sock.sendall(b"*1\r\n$4\r\nPING\r\n")
+        try:
+            sock.recv(1)
+        except TimeoutError:
+            return False
+        return True
 
 
 def own_broker(app: Celery) -> Broker:

@@ -51,6 +51,11 @@ class Address:
     sentinels: tuple[tuple[str, int], ...] = ()
     nodes: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def place(self) -> str:
+        """Where one server listens, for people."""
+        return self.path or f"{self.host or '127.0.0.1'}:{self.port or NODE_PORT}"
+
 
 class Host(str):
     """A server's host, as other programs expect it in a connection, with the whole URL.

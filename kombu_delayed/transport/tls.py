@@ -18,7 +18,7 @@ class TlsConnection(redis.SSLConnection):
         try:
             wrapped = super()._wrap_socket_with_ssl(sock)
         except TimeoutError:
-            raise redis.ConnectionError(
+            raise redis.TimeoutError(
                 f"no answer to a TLS handshake from {self.host}:{self.port} within "
                 f"{HANDSHAKE_SECONDS:g} s: does this port speak TLS, as the broker URL says?"
             ) from None

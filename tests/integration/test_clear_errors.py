@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from celery_ext.app import broker
+from celery_ext.control.delayed import Delayed
 from kombu_delayed.errors import ServerError, UrlError
 from kombu_delayed.transport.transport import _warn_of_visibility_timeout
 from tests.kit.servers import Server, available_kinds, start_server
@@ -59,3 +64,41 @@ def test_tls_at_a_port_without(server: Server) -> None:
     with Connection(url) as connection, pytest.raises(OperationalError, match=text):
         connection.ensure_connection(max_retries=1, interval_start=0)
     assert time.monotonic() - began < 60  # stock: above 130
+
+
+@pytest.mark.parametrize("others", ["", ";delayed+redis://127.0.0.1:1/0"])
+def test_a_server_that_accepts_connections_and_does_not_answer(
+    others: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "FIRST_ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        name = f"127.0.0.1:{silent.getsockname()[1]}"
+        app = Celery(broker=f"delayed+redis://{name}/0{others}", set_as_current=False)
+        app.conf.broker_transport_options = {"socket_timeout": 1}
+        text = f"^{name} accepts connections and does not answer$"
+        with closing(Delayed(app)) as delayed, pytest.raises(OperationalError, match=text):
+            delayed.counts()
+        silent.setblocking(False)
+        silent.accept()[0].close()
+        with pytest.raises(BlockingIOError):  # it was asked once
+            silent.accept()
+
+
+def test_another_server_answers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker, "FIRST_ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"delayed+redis://127.0.0.1:{silent.getsockname()[1]}/0;delayed+{server.url}"
+        with closing(Delayed(Celery(broker=url, set_as_current=False))) as delayed:
+            assert not delayed.counts("nowhere")["nowhere"].delayed
+
+
+def test_a_sender_is_told_of_a_server_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        name = f"127.0.0.1:{silent.getsockname()[1]}"
+        options = {"socket_timeout": 0.2}
+        text = f"^{name} accepts connections and does not answer$"
+        with (
+            Connection(f"delayed+redis://{name}/0", transport_options=options) as connection,
+            pytest.raises(OperationalError, match=text),
+        ):
+            connection.ensure_connection(max_retries=1, interval_start=0)

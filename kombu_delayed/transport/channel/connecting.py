@@ -48,7 +48,7 @@ class ConnectingChannel(stock.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
-        with self._told_apart():
+        with self._told_apart(), self._silence_is_named():
             super().__init__(*args, **kwargs)
 
     @cached_property
@@ -238,6 +238,18 @@ class ConnectingChannel(stock.Channel):
             if meaning is error:
                 raise
             raise meaning from error
+
+    @contextmanager
+    def _silence_is_named(self) -> Iterator[None]:
+        """While connecting: a server that takes the connection and then says nothing."""
+        try:
+            yield
+        except redis.TimeoutError as error:
+            where = urls.address(self.connection.client)
+            if "reading" not in str(error) or where.scheme in urls.LISTS:
+                raise
+            text = f"{where.place} accepts connections and does not answer"
+            raise redis.TimeoutError(text) from error
 
     def _after_fork(self) -> None:
         if self._pid == os.getpid():
