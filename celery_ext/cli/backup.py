@@ -21,6 +21,8 @@ Counts: TypeAlias = dict[str, dict[str, int]]
 @queue_option
 def backup(session: Session, file: str, queue: str | None) -> None:
     """Write delayed messages and dead letters to a file."""
+    if not file:
+        raise click.UsageError("FILE is empty: name a file to write the backup to")
     counts = session.delayed.counts(queue).values()
     total = sum(each.delayed + each.dead for each in counts)
     with session.progress("Backup", total) as advance:

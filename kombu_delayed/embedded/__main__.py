@@ -23,7 +23,13 @@ def main() -> None:
     """Start, inspect or stop the server behind delayed+embedded:///DIRECTORY."""
 
 
-_directory = click.argument("directory", type=click.Path(path_type=Path))
+def _named(_: click.Context, __: click.Parameter, directory: str) -> Path:
+    if not directory:  # a variable that is not set; Path would mean the working directory
+        raise click.BadParameter("is empty: name a directory")
+    return Path(directory)
+
+
+_directory = click.argument("directory", type=click.Path(), callback=_named)
 
 
 @main.command("status")
@@ -59,12 +65,14 @@ def _stop_command(ctx: click.Context, directory: Path) -> None:
 def _described(directory: Path, found: Status) -> str:
     if not found.running:
         return f"{directory}: not running"
+    refuses = "\n  writes  refused: it cannot write its data. Free space on its disk"
     return (
         f"{directory}: running\n"
         f"  server  {found.server_name} {found.server_version}, pid {found.pid}, "
         f"up {found.uptime_seconds} s\n"
         f"  socket  {found.socket}\n"
         f"  data    {found.keys} keys, {found.used_memory_bytes / 2**20:.1f} MiB"
+        f"{refuses if found.refuses_writes else ''}"
     )
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -27,6 +28,8 @@ from . import posix
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.01
 LOG_TAIL_LINES = 10
+#: With less than this a server does not start.
+FULL_BYTES = 16_384
 # sun_path holds 108 bytes on Linux and 104 on macOS.
 SOCKET_PATH_MAX_BYTES = 100
 
@@ -116,9 +119,17 @@ def pid_text(directory: Path) -> str:
 
 
 def log_tail(directory: Path) -> str:
-    try:
+    """What the server said last; it can say nothing on a full disk."""
+    told = ["its disk is full"] if _is_full(directory) else []
+    with contextlib.suppress(OSError):
         text = (directory / "server.log").read_text(errors="replace")
+        if lines := text.splitlines()[-LOG_TAIL_LINES:]:
+            told += [f"last lines of {directory / 'server.log'}:", *lines]
+    return "".join(f"\n  {line}" for line in told)
+
+
+def _is_full(directory: Path) -> bool:
+    try:
+        return shutil.disk_usage(directory).free < FULL_BYTES
     except OSError:
-        return ""
-    lines = text.splitlines()[-LOG_TAIL_LINES:]
-    return "".join(f"\n  {line}" for line in [f"last lines of {directory / 'server.log'}:", *lines])
+        return False

@@ -170,5 +170,8 @@ def _await_written(directory: Path, client: redis.Redis) -> None:
 
 
 def has_written(persistence: Any) -> bool:
-    is_failing = persistence.get("aof_last_write_status", "ok") != "ok"
-    return not is_failing and not int(persistence.get("aof_buffer_length", 0))
+    return can_write(persistence) and not int(persistence.get("aof_buffer_length", 0))
+
+
+def can_write(persistence: Any) -> bool:
+    return bool(persistence.get("aof_last_write_status", "ok") == "ok")

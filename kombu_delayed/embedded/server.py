@@ -38,6 +38,8 @@ class Status:
     keys: int = 0
     used_memory_bytes: int = 0
     uptime_seconds: int = 0
+    #: It cannot write its data, as on a full disk, and refuses new messages.
+    refuses_writes: bool = False
 
 
 def ensure(directory: str | Path) -> Path:
@@ -146,6 +148,7 @@ def _status_of(socket: Path, info: Any) -> Status:
         keys=sum(int(database["keys"]) for database in databases),
         used_memory_bytes=int(info["used_memory"]),
         uptime_seconds=int(info["uptime_in_seconds"]),
+        refuses_writes=not process.can_write(info),
     )
 
 

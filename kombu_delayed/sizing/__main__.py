@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
@@ -41,6 +43,12 @@ def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
     return convert
 
 
+def _number(_: click.Context, __: click.Parameter, value: float) -> float:
+    if math.isnan(value):  # which is outside of no range
+        raise click.BadParameter("'nan' is not a number")
+    return value
+
+
 @click.command()
 @click.option(
     "--rate",
@@ -72,6 +80,7 @@ def _reader(parse: Callable[[str], float], above: float, kind: str) -> Callback:
     type=click.FloatRange(0.05, 1),
     default=0.7,
     show_default=True,
+    callback=_number,
     help="The share of a node's memory and rate to plan with. The rest is a reserve.",
 )
 @click.option(
@@ -116,6 +125,15 @@ def main(
         found, other = plan(load), plan(replace(load, is_compressed=not compression))
     except OptionError as error:
         raise click.UsageError(str(error)) from error
+    try:
+        _show(load, found, other, as_json)
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # click ends quietly
+            raise
+        raise click.ClickException(f"the output cannot be written: {error}") from error
+
+
+def _show(load: Load, found: Plan, other: Plan, as_json: bool) -> None:
     if as_json:
         total = {"total_bytes": found.node.total_bytes}
         shown = asdict(found)

@@ -511,11 +511,12 @@ def test_progress(
         ("watch --interval inf", "is not in the range 0.1<=x<=86400"),
         ("list --limit 9223372036854775808", "is not in the range"),
         ("reschedule -t a --spread=-5m", "is not a length of time from 1ms to 3660d"),
+        ("backup ", "FILE is empty"),
         ("doctor -Q clery", "there is no queue 'clery': did you mean 'celery'"),
     ],
 )
 def test_wrong_usage(words: str, said: str, cli: Cli) -> None:
-    result = cli(*words.split())
+    result = cli(*words.split(" "))
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stdout == ""

@@ -403,6 +403,22 @@ def test_the_home_of_nobody_is_explained(verb: str) -> None:
     assert result.output.startswith("Error: ~no-such-user/broker cannot be a directory: ")
 
 
+@pytest.mark.parametrize("verb", ["start", "status", "stop"])
+def test_an_empty_name_is_not_the_working_directory(verb: str) -> None:
+    result = CliRunner().invoke(main, [verb, ""])
+    assert result.exit_code == 2
+    assert "is empty: name a directory" in result.output
+
+
+def test_a_full_disk_is_told_where_the_log_is_empty(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.mkdir()
+    (directory / "server.log").touch()
+    monkeypatch.setattr(files, "FULL_BYTES", shutil.disk_usage(directory).total + 1)
+    assert files.log_tail(directory) == "\n  its disk is full"
+
+
 def test_unusable_data_are_explained_by_the_log(directory: Path) -> None:
     directory.mkdir(mode=0o700)
     (directory / "appendonlydir").touch()
@@ -442,6 +458,8 @@ def test_full_disk_loses_nothing_that_was_accepted(
     with pytest.raises(EmbeddedServerError, match=r"cannot write its data\. It keeps running"):
         embedded.stop(directory)
     assert running_pid(directory) == pid
+    shown = CliRunner().invoke(main, ["status", str(directory)])
+    assert "writes  refused: it cannot write its data" in shown.output
     with client(directory / "broker.sock") as connection:
         assert connection.info("clients").get("paused_actions", "none") == "none"
     free_space()

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -127,9 +130,21 @@ def test_the_table() -> None:
         ("delay", "-7d"),
         ("node_memory", "1kB"),
         ("use", "0"),
+        ("use", "nan"),
     ],
 )
 def test_errors_name_the_option(option: str, value: str) -> None:
     result = run(*words(**{option: value}))
     assert result.exit_code == 2
     assert f"Invalid value for '--{option.replace('_', '-')}'" in result.output
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has /dev/full")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_full_disk_is_one_line(more: list[str]) -> None:
+    command = [sys.executable, "-m", "kombu_delayed.sizing", *words(), *more]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: the output cannot be written: ")
+    assert len(result.stderr.splitlines()) == 1
