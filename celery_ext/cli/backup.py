@@ -33,10 +33,7 @@ def backup(session: Session, file: str, queue: str | None) -> None:
         f"{number(report.size_bytes)} bytes."
     )
     if report.undecodable:
-        session.print(
-            f"{number(report.undecodable)} of them cannot be read, now or after a restore: they "
-            "are compressed with a dictionary that their queue has lost. Keep your older backups."
-        )
+        session.print(backups.UNDECODABLE.format(number(report.undecodable)))
 
 
 @command("restore", doubts_queue=False)

@@ -57,11 +57,10 @@ def _time_of_day(value: str) -> time:
 def names(value: str) -> tuple[str, ...]:
     """Names separated by commas, or a JSON list of names."""
     text = value.strip()
-    found = json.loads(text) if text.startswith("[") else text.split(",")
-    names = tuple(name.strip() if isinstance(name, str) else "" for name in found)
-    if not all(names):
+    found = json.loads(text) if text.startswith("[") else [n.strip() for n in text.split(",")]
+    if not all(isinstance(name, str) and name for name in found):
         raise ValueError
-    return names
+    return tuple(found)
 
 
 def _members(value: str) -> dict[str, Any]:

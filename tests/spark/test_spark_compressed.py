@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import redis
 from pyspark.sql import SparkSession
@@ -9,9 +11,11 @@ from pyspark.sql import functions as F
 
 from celery_ext import Delayed
 from celery_ext.spark import backlog, schedule
-from kombu_delayed.message import zstd
+from celery_ext.spark.backup import backup
+from kombu_delayed.message import compressing, zstd
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
-from tests.kit.spark import JAN_MS, counts, numbered
+from tests.kit.spark import JAN_MS, Run, counts, numbered
+from tests.kit.state import entry
 
 pytestmark = pytest.mark.thorough
 
@@ -47,3 +51,25 @@ def test_a_compressed_queue(
     rows = {row.id: row for row in found.collect()}
     assert rows.keys() == {FIRST.id, *(f"{n}" for n in range(COUNT))}
     assert rows["7"].args_preview.startswith("['orderorder")
+
+
+def test_a_backup_says_what_nobody_can_read(
+    spark: SparkSession,
+    url: str,
+    delayed: Delayed,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    run: Run,
+    tmp_path: Path,
+) -> None:
+    # One that no process of Spark has met: they keep those that they have.
+    monkeypatch.setattr(zstd, "train", lambda samples: dictionary(seed=3))
+    make_large(delayed.store, "celery", JAN_MS)
+    delayed.store.schedule("other", [entry("plain", JAN_MS)])
+    client.delete("{celery}:dictionaries")
+    compressing._codecs.clear()
+
+    made = backup(spark, str(tmp_path / "one"), broker=url)
+    assert (made.messages, made.undecodable) == (2, 1)
+    said = run("backup", str(tmp_path / "two"), "-b", url).stdout
+    assert "1 of them cannot be read, now or after a restore" in said

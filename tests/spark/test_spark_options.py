@@ -23,7 +23,7 @@ JAN_MS = 4102444800000
     [
         ({"queues": "a, b"}, {"queues": ("a", "b")}),
         ({"Queues": '["a,b", "c"]'}, {"queues": ("a,b", "c")}),
-        ({"queues": ["a,b"]}, {"queues": ("a,b",)}),
+        ({"queues": ["a,b", " c"]}, {"queues": ("a,b", " c")}),
         ({"due_from": "2100-01-01"}, {"due_from": JAN_MS}),
         ({"due_from": "2100-01-01T01:00:00+01:00"}, {"due_from": JAN_MS}),
         ({"due_to": datetime(2100, 1, 1, tzinfo=timezone.utc)}, {"due_to": JAN_MS}),

@@ -6,17 +6,18 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext import Delayed
 from celery_ext.errors import BackupError
+from kombu_delayed.message.compressing import MARK
 from kombu_delayed.store.ledgers import RESTORE, Job, LedgerStore, dealt_with
 
 from .. import backlog, run_job
@@ -37,7 +38,11 @@ _PATTERN = re.compile(r"[\[\]{}*?\\]")
 
 @dataclass(frozen=True)
 class Summary:
-    """The content of a backup: messages by queue, when it was made, and of which server."""
+    """The content of a backup: messages by queue, when it was made, and of which server.
+
+    `undecodable` counts messages that are compressed with a dictionary that their queue has lost.
+    No program can read them, not even after a restore. Only `backup` sets it.
+    """
 
     version: int
     made_at: str
@@ -45,6 +50,7 @@ class Summary:
     server: str
     messages: int
     queues: dict[str, int] = field(default_factory=dict)
+    undecodable: int = 0
 
 
 def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
@@ -77,13 +83,21 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
     rows = delayed_rows(spark, **options)
     made_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     mode = "overwrite" if overwrite else "errorifexists"
+    seen = Observation()
+    is_undecodable = F.contains("payload", F.lit(MARK))
+    rows = rows.observe(seen, F.count_if(is_undecodable).alias("undecodable"))
     rows.write.mode(mode).option("compression", "zstd").parquet(path)
     queues = counts(spark.read.schema(SCHEMA).parquet(path))
     made_by = f"kombu-delayed {version('kombu-delayed')}"
     found = Summary(VERSION, made_at, made_by, server, sum(queues.values()), queues)
-    text = spark.createDataFrame([(json.dumps(asdict(found)),)], "value string")
+    text = spark.createDataFrame([(json.dumps(_told(found)),)], "value string")
     text.coalesce(1).write.mode("overwrite").text(f"{path}/{_SUMMARY}")
-    return found
+    return replace(found, undecodable=seen.get["undecodable"])
+
+
+def _told(found: Summary) -> dict[str, Any]:
+    """What the file has: older versions of this package refuse any other field."""
+    return {name: value for name, value in asdict(found).items() if name != "undecodable"}
 
 
 def counts(rows: DataFrame) -> dict[str, int]:

@@ -11,9 +11,10 @@ import click
 from rich.console import Console
 
 from celery_ext.cli.criteria import yes_option
+from celery_ext.control.backup.transfer import UNDECODABLE
 from celery_ext.errors import BackupError
 from celery_ext.spark.backup import transfer as backups
-from celery_ext.tasks.formatting import tasks_word
+from celery_ext.tasks.formatting import number, tasks_word
 
 from .group import (
     NAMES,
@@ -51,6 +52,8 @@ def backup_command(
         return
     _show(found.queues)
     click.echo(f"{tasks_word(found.messages)} are in {path}")
+    if found.undecodable:
+        click.echo(UNDECODABLE.format(number(found.undecodable)))
 
 
 def _show(queues: Mapping[str, int], out: Console | None = None) -> None:
