@@ -24,12 +24,13 @@ from celery_ext.spark.events import (
     compact,
     compact_archive,
     compaction,
+    files,
     log_events,
     read_archive,
     watch,
 )
 from celery_ext.spark.events.archive_files import spelled
-from celery_ext.spark.events.archive_lock import ArchiveLock
+from celery_ext.spark.events.archive_lock import COMPACTING, ArchiveLock, CompactionLock
 from celery_ext.spark.events.stream import EventOptions
 from kombu_delayed.errors import OptionError
 from tests.kit.spark import Run
@@ -276,7 +277,7 @@ def test_a_merge_that_was_killed(
     shutil.copytree(path / "batch=00000001", path / "batch=00000000-00000001")
     assert found(spark, path) == all_
 
-    monkeypatch.setattr(compaction._Files, "delete", lambda self, name: 1 / 0)
+    monkeypatch.setattr(files.Files, "delete", lambda self, name: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compact_archive(spark, str(path))
     assert "00000000-00000002" in directories(path)
@@ -286,6 +287,58 @@ def test_a_merge_that_was_killed(
     assert compact_archive(spark, str(path)) == Compacted(0, 0)
     assert directories(path) == ["00000000-00000002", "00000003"]
     assert found(spark, path) == numbers(path) == all_
+
+
+def test_one_merge_at_a_time(
+    log: Log, tell: Any, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_lock, "PATIENCE_SECONDS", 0.0)
+    path, all_ = tmp_path / "archive", list(range(1, 41))
+    tell(40)
+    log(max_rows_per_trigger=10)
+    other = CompactionLock(files.Files(spark, str(path)), str(path))
+    with pytest.raises(ArchiveError, match=r"another job compacts the archive .*, process \d+"):
+        compact_archive(spark, str(path))
+    assert len(directories(path)) == 4
+    other.free()
+
+    write = compaction._write
+    for said in ("another\n1", None):  # it stood still, and another one went on, or has ended
+
+        def stands_still(events: Any, place: str, said: str | None = said) -> None:
+            write(events, place)
+            other = files.Files(spark, str(path))
+            other.write(COMPACTING, said) if said else other.delete(COMPACTING)
+
+        monkeypatch.setattr(compaction, "_write", stands_still)
+        with pytest.raises(ArchiveError, match="another job has compacted the archive meanwhile"):
+            compact_archive(spark, str(path))
+        assert not (path / "_ranges").exists()
+        assert found(spark, path) == all_
+        assert (path / COMPACTING).exists() == bool(said)
+        files.Files(spark, str(path)).delete(COMPACTING)
+    monkeypatch.setattr(compaction, "_write", write)
+    assert compact_archive(spark, str(path)) == Compacted(3, 0)
+    assert found(spark, path) == numbers(path) == all_
+    assert not (path / COMPACTING).exists()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("left", [b"", b"\0\3a\n1"])
+def test_a_merge_after_one_that_was_killed(
+    left: bytes,
+    log: Log,
+    tell: Any,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it said of itself, whole or in part, stays the same for a lease."""
+    monkeypatch.setattr(archive_lock, "LEASE_SECONDS", 0.0)
+    tell(30)
+    log(max_rows_per_trigger=10)
+    (tmp_path / "archive" / COMPACTING).write_bytes(left)
+    assert compact_archive(spark, str(tmp_path / "archive")) == Compacted(2, 0)
 
 
 def test_days_that_are_kept(

@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
-from typing import Any
 from urllib.parse import unquote
 
-from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame, SparkSession
 
 from kombu_delayed.errors import OptionError
 
 from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, by_day, merged, spelled
+from .archive_lock import CompactionLock
 from .batches import SCHEMA
+from .files import Files
 
 #: A batch, or the first and last one of a range.
 _NAME = re.compile(r"batch=(\d+)(?:-(\d+))?")
@@ -69,34 +69,50 @@ def compact_archive(
     """Merge the batches that are new since the last time, and delete days older than `keep_days`.
 
     `archive` may run at the same time, but only one compaction. The newest batch stays as it is,
-    because a job that was killed writes it again. Raises ArchiveError if there is no archive, or
-    if Spark's driver is not on this machine (Spark Connect), and OptionError.
+    because a job that was killed writes it again. Raises ArchiveError if there is no archive, if
+    another compaction is running, or if Spark's driver is not on this machine (Spark Connect), and
+    OptionError.
     """
     if keep_days is not None and keep_days < 1:
         raise OptionError(f"keep_days is a number of days from 1 on, not {keep_days!r}")
-    files = _Files(spark, path)
-    numbers = [
-        int(name[1])
-        for name in map(_NAME.fullmatch, files.names("batch=*"))
-        if name and not name[2]
-    ]
-    if not numbers:
+    files = Files(spark, path)
+    if not _numbers(files):
         raise ArchiveError(f"{path} has no archive of lifecycle events, or only a compact copy")
+    lock = CompactionLock(files, path)
+    lock.keep(lambda: True, lambda: None)
+    try:
+        newest = BATCH.format(max(_numbers(files)))
+        done = _merge_new(spark, path, files, lock)
+        days = 0
+        if keep_days is not None:
+            days = _forget(files, newest, (today or _today()) - timedelta(days=keep_days))
+        return Compacted(done, days)
+    finally:
+        lock.free()
+
+
+def _numbers(files: Files) -> list[int]:
+    """The numbers of the batches that are not merged, or not deleted yet."""
+    names = map(_NAME.fullmatch, files.names("batch=*"))
+    return sorted(int(name[1]) for name in names if name and not name[2])
+
+
+def _merge_new(spark: SparkSession, path: str, files: Files, lock: CompactionLock) -> int:
+    """Merge new batches; returns their number. Deletes leftovers of a merge that was killed."""
     ranges = merged(spark, path)
     done = max((int(each.partition("-")[2]) for each in ranges), default=-1)
-    new = [number for number in sorted(numbers)[:-1] if number > done]
-    if len(new) >= LEAST_BATCHES:
-        ranges.append(_merge(spark, path, new))
+    new = [number for number in _numbers(files)[:-1] if number > done]
+    if len(new) < LEAST_BATCHES:
+        new = []
+    if new:
+        ranges.append(_merge(spark, path, new, lock))
         done = new[-1]
-    newest = BATCH.format(max(numbers))
+    lock.check()
     for name in files.names("batch=*"):
         found = _NAME.fullmatch(name)
         if found and _is_left_over(found, ranges, done):
             files.delete(name)
-    days = 0
-    if keep_days is not None:
-        days = _forget(files, newest, (today or _today()) - timedelta(days=keep_days))
-    return Compacted(len(new) if len(new) >= LEAST_BATCHES else 0, days)
+    return len(new)
 
 
 def _today() -> date:
@@ -108,18 +124,19 @@ def _is_left_over(name: re.Match[str], ranges: list[str], done: int) -> bool:
     return name[0][len("batch=") :] not in ranges if name[2] else int(name[1]) <= done
 
 
-def _merge(spark: SparkSession, path: str, numbers: list[int]) -> str:
+def _merge(spark: SparkSession, path: str, numbers: list[int], lock: CompactionLock) -> str:
     given = [f"{path}/{BATCH.format(number)}" for number in numbers]
     events = spark.read.schema(SCHEMA).option("basePath", path).parquet(*given)
     name = f"{numbers[0]:08d}-{numbers[-1]:08d}"
     _write(events.select(*SCHEMA.names), f"{path}/batch={name}")
+    lock.check()
     spark.createDataFrame([(name,)], "value string").coalesce(1).write.mode("append").text(
         f"{path}/{RANGES}"
     )
     return name
 
 
-def _forget(files: _Files, newest: str, before: date) -> int:
+def _forget(files: Files, newest: str, before: date) -> int:
     """Delete old days of all batches before the newest, and directories that are empty then.
 
     Batches after the newest are still being written.
@@ -136,27 +153,3 @@ def _forget(files: _Files, newest: str, before: date) -> int:
         if len(past) == len(days):
             files.delete(name)
     return count
-
-
-class _Files:
-    """Directories of an archive, in any file system that Spark knows."""
-
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        try:
-            jvm: Any = spark._jvm
-            conf = spark._jsc.hadoopConfiguration()
-        except PySparkAttributeError:
-            raise ArchiveError(
-                "compact deletes files, which Spark Connect does not offer: run it where Spark's "
-                "driver runs"
-            ) from None
-        self._base = path
-        self._path = jvm.org.apache.hadoop.fs.Path
-        self._system = self._path(path).getFileSystem(conf)
-
-    def names(self, pattern: str) -> list[str]:
-        found = self._system.globStatus(self._path(f"{self._base}/{pattern}"))
-        return sorted(each.getPath().getName() for each in found or ())
-
-    def delete(self, name: str) -> None:
-        self._system.delete(self._path(f"{self._base}/{name}"), True)
