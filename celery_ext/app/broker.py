@@ -31,9 +31,9 @@ from ..errors import BrokerError
 #: Keys of the app's `task_publish_retry_policy`: connecting is retried as in `apply_async`.
 RETRY_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max")
 
-#: So long a server may take to accept a connection, and so long for its first answer.
-FIRST_ANSWER_SECONDS = 5.0
-
+#: How long a server may take to accept a connection, and how long for its first answer. Kombu would
+#: wait for minutes. An app that retries more often than Celery's default waits for it, too.
+FIRST_ANSWER_SECONDS, USUAL_RETRIES = 5.0, 3
 
 Self = TypeVar("Self", bound="Broker")
 
@@ -105,7 +105,8 @@ class Broker:
         options = {name: policy[name] for name in RETRY_POLICY if name in policy}
         connection = self.connection
         with connection._reraise_as_library_errors():
-            _pass_over_silent_servers(connection)
+            if (retries := options.get("max_retries")) is not None and retries <= USUAL_RETRIES:
+                _pass_over_silent_servers(connection)
             connection.ensure_connection(**options)
             self._channel = connection.default_channel
             store = copy(self._channel.store)
@@ -140,7 +141,7 @@ class Broker:
 
 
 def _pass_over_silent_servers(connection: Connection) -> None:
-    """Kombu waits long for each, several times. Raises OperationalError if no other one answers."""
+    """Switch to a server that answers. Raises OperationalError if none does, and one is silent."""
     silence = ""
     for _ in connection.alt or [""]:
         where = urls.address(connection)
@@ -153,14 +154,14 @@ def _pass_over_silent_servers(connection: Connection) -> None:
         except TimeoutError:
             silence = f"{where.place} does not accept connections"
         except OSError:
-            pass  # Kombu tells of it
+            pass  # Kombu's error says it
         connection.maybe_switch_next()
     if silence:
         raise OperationalError(silence)
 
 
 def _answers(address: tuple[str, int]) -> bool:
-    """Whether the server says anything. Raises OSError where it takes no connection."""
+    """Whether the server answers. Raises OSError if it accepts no connection."""
     with socket.create_connection(address, FIRST_ANSWER_SECONDS) as sock:
         sock.sendall(b"*1\r\n$4\r\nPING\r\n")
         try:

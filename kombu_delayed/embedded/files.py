@@ -119,7 +119,7 @@ def pid_text(directory: Path) -> str:
 
 
 def log_tail(directory: Path) -> str:
-    """What the server said last; it can say nothing on a full disk."""
+    """The last lines of the server's log; on a full disk it cannot write any."""
     told = ["its disk is full"] if _is_full(directory) else []
     with contextlib.suppress(OSError):
         text = (directory / "server.log").read_text(errors="replace")

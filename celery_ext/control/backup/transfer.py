@@ -38,7 +38,7 @@ RESTORE_LIMIT = 100
 #: How long the messages that an interrupted restore has restored are remembered.
 RESUME_SECONDS = 86_400
 
-#: What a person is told of messages that nobody can read.
+#: The sentence about messages that no program can read.
 UNDECODABLE = (
     "{} of them cannot be read, now or after a restore: they are compressed with a dictionary that "
     "their queue has lost. Keep your older backups."

@@ -96,7 +96,7 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
 
 
 def _told(found: Summary) -> dict[str, Any]:
-    """What the file has: older versions of this package refuse any other field."""
+    """The fields of the file. Older versions of this package refuse any other field."""
     return {name: value for name, value in asdict(found).items() if name != "undecodable"}
 
 
