@@ -159,7 +159,8 @@ class Options:
 
 def unknown(name: str, known: Collection[str]) -> OptionError:
     """The error for a name that is not known. It suggests the most similar one, or lists all."""
-    close = difflib.get_close_matches(name, known, n=1)
+    longer = [each for each in known if each.startswith(name + "_")]
+    close = longer or difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
     return OptionError(f"unknown transport option {name!r}; {hint}")
 
@@ -177,6 +178,30 @@ def check_kombu_options(transport_options: Mapping[str, Any]) -> None:
             f"transport option queue_order_strategy takes {', '.join(map(repr, CYCLE_ALIASES))} or "
             f"the path of a class, not {strategy!r}: {error}"
         ) from error
+    steps = transport_options.get("priority_steps", [0])
+    is_list = isinstance(steps, Sequence) and not isinstance(steps, str)
+    if not is_list or not steps or not all(map(_is_whole, steps)):
+        raise OptionError(
+            f"transport option priority_steps takes a list of whole numbers, not {steps!r}"
+        )
+    if not isinstance(prefix := transport_options.get("global_keyprefix") or "", str):
+        raise OptionError(f"transport option global_keyprefix takes text, not {prefix!r}")
+    for name in _NUMBERS:
+        value = transport_options.get(name)
+        if value is not None and not (_is_number(value) and value >= 0):
+            raise OptionError(f"transport option {name} takes a number from 0, not {value!r}")
+
+
+#: Kombu's options that are often read from the environment, and are text then.
+_NUMBERS = ("socket_timeout", "socket_connect_timeout", "max_connections", "health_check_interval")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _checked(name: str, option: Any, value: Any) -> Any:

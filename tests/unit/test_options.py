@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kombu_delayed.connection.options import Options
+from kombu_delayed.connection.options import Options, check_kombu_options
 from kombu_delayed.errors import OptionError
 from kombu_delayed.store.store import Limits
 
@@ -38,6 +38,7 @@ def test_options_of_others_are_left_alone() -> None:
     ("name", "meant"),
     [
         ("delayed_lease", "delayed_lease_seconds"),
+        ("delayed_poll", "delayed_poll_seconds"),
         ("delayed_unsafe_sever", "delayed_unsafe_server"),
         ("delayed_max_delivery", "delayed_max_deliveries"),
     ],
@@ -65,3 +66,28 @@ def test_wrong_value_is_refused(name: str, value: Any, text: str) -> None:
     with pytest.raises(OptionError) as caught:
         Options.parse({f"delayed_{name}": value})
     assert str(caught.value).startswith(f"transport option delayed_{name} {text}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("socket_timeout", "2", "takes a number from 0, not '2'"),
+        ("socket_timeout", -1, "takes a number from 0, not -1"),
+        ("socket_connect_timeout", True, "takes a number from 0, not True"),
+        ("max_connections", "3", "takes a number from 0, not '3'"),
+        ("health_check_interval", math.nan, "takes a number from 0, not nan"),
+        ("priority_steps", [], r"takes a list of whole numbers, not \[\]"),
+        ("priority_steps", None, "takes a list of whole numbers, not None"),
+        ("priority_steps", "0369", "takes a list of whole numbers, not '0369'"),
+        ("priority_steps", ["0"], r"takes a list of whole numbers, not \['0'\]"),
+        ("global_keyprefix", 3, "takes text, not 3"),
+    ],
+)
+def test_values_that_kombu_would_fail_with_later(name: str, value: Any, text: str) -> None:
+    with pytest.raises(OptionError, match=f"^transport option {name} {text}$"):
+        check_kombu_options({name: value})
+
+
+def test_values_that_kombu_takes() -> None:
+    check_kombu_options({"priority_steps": range(10), "socket_timeout": None, "max_connections": 0})
+    check_kombu_options({"priority_steps": (0, 5), "socket_timeout": 0.5, "global_keyprefix": None})
