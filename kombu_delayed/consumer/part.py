@@ -155,7 +155,7 @@ class Part:
         session, claims = self.session, self.claims
         if session.tag:  # else it has claimed nothing yet
             acked = {name for name, source in claims.sources.items() if not source.no_ack}
-            tags = [entry.tag for entry in tuple(claims.buffer)]
+            tags = [*(each.tag for each in tuple(claims.buffer)), *session.progress.taken]
             compare(session, claims.gates, acked - claims.unsure.keys(), tags)
             self._qos.outbox.flush(session.store, session.lease)
         self._compared_over = over

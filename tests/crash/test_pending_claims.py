@@ -223,6 +223,38 @@ def test_what_the_keeper_is_giving_to_others_is_not_found_anew(
     assert holds(reader) == [*"abcdefgh"], handed_out
 
 
+def test_what_the_keeper_has_yet_to_give_to_others_is_not_taken_for_older_data(
+    reader: Reader,
+    own_server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It could not reach the server, and the loop is the first to reach it again."""
+    ask(reader)
+    consumer = reader.consumer
+    (part,) = consumer.parts
+
+    def has_taken_it_in() -> bool:
+        consumer.step()
+        return bool(part.claims.buffer)
+
+    wait_until(has_taken_it_in, "the answer is there")
+    later = consumer.lease.clock() + LEASE_MS / 1000
+    with monkeypatch.context() as patched:
+        patched.setattr(consumer.progress, "_clock", lambda: later)
+        patched.setattr(consumer.progress, "_release", lambda *_: [ConnectionError("it is away")])
+        with pytest.raises(ConnectionError):
+            consumer.progress.check(consumer.store, consumer.lease.consumer)
+    before = part._compared_over
+    close_connections(own_server)
+    wait_until(lambda: reader.read() or part._compared_over != before, "it has compared")
+    assert take_all(reader) == ["a"]
+    assert holds(reader) == [*"abcdefgh"]
+    assert "older data" not in caplog.text
+    consumer.progress.check(consumer.store, consumer.lease.consumer)
+    assert holds(reader) == ["a"]
+
+
 def test_what_a_lost_lease_had_is_not_handed_out(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,8 @@ def compare(
 ) -> None:
     """Correct the server for queues of which every answer has arrived.
 
-    `claimed` has the tags of messages that were not handed out yet. Corrections for messages that
-    are not held any more go into the outbox.
+    `claimed` has the tags of messages that were not handed out, or that were taken back since.
+    Corrections for messages that are not held any more go into the outbox.
     """
     qos, leases, consumer = session.qos, session.store.leases, session.lease.consumer
     last_tag, before = session.tag, qos.known_tags()

@@ -47,6 +47,11 @@ class Progress:
         #: On a Cluster a thread for each node checks.
         self._lock = native.lock()
 
+    @property
+    def taken(self) -> list[int]:
+        """The tags of messages that were taken back, and that the server still has to learn of."""
+        return [each.tag for each in self._left]
+
     def stamp(self) -> None:
         """Note that the loop is running."""
         self._at = self._clock()
