@@ -279,5 +279,5 @@ class _Restore:
             meaning = translate(error) if isinstance(error, ResponseError) else error
             raise OperationalError(
                 f"the broker failed after {self.report.messages:,} messages: {meaning}. Restore "
-                "the file again within a day: it goes on with what is not restored yet"
+                "the file again within a day: it continues with the rest"
             ) from error
