@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 import redis
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
+from celery_ext.spark.commands import change as change_commands
 from celery_ext.spark.commands.files import format_of
 from celery_ext.spark.commands.forecast import table_of
 from kombu_delayed.errors import OptionError
@@ -265,3 +267,21 @@ def test_an_error_of_java_s_is_one_line(run: Run, url: str, tmp_path: Path) -> N
     [told] = [line for line in found.output.splitlines() if line.startswith("Error: ")]
     assert str(tmp_path) in told
     assert "\tat " not in found.output
+
+
+@pytest.mark.parametrize(
+    "error", [Py4JNetworkError("no answer"), ConnectionRefusedError(111, "no")]
+)
+def test_java_has_ended(
+    error: Exception, run: Run, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when it was killed for lack of memory."""
+
+    def read_rows(*given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(change_commands, "read_rows", read_rows)
+    found = run("schedule", "a.json", "-b", url, "--job-id", "j")
+    assert found.exit_code == 1
+    assert "run it again with --job-id j" in found.stderr
+    assert "Error: Spark's Java process has ended, perhaps for lack of memory (" in found.stderr

@@ -17,7 +17,7 @@ from uuid import uuid4
 import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 from kombu.exceptions import OperationalError
-from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.logger import PySparkLogger
 from rich.console import Console
@@ -66,8 +66,11 @@ _IN_WORDS = {
 #: Loggers that print an error with its traces. The command prints it in one line anyway.
 _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 
+#: Errors of py4j if Java does not answer. redis-py has its own.
+_JAVA_HAS_ENDED = (Py4JNetworkError, ConnectionError)
+
 #: Known errors, which are shown in one line.
-_ERRORS = (DelayedError, OperationalError, PySparkException, Py4JJavaError)
+_ERRORS = (DelayedError, OperationalError, PySparkException, Py4JJavaError, *_JAVA_HAS_ENDED)
 
 console = Console(stderr=True, markup=False)
 
@@ -117,6 +120,8 @@ class Jobs(DYMGroup):
 def meaning(error: Exception) -> str:
     """The message of an error for users, without the traces of an executor."""
     text = str(error)
+    if isinstance(error, _JAVA_HAS_ENDED):
+        return f"Spark's Java process has ended, perhaps for lack of memory ({text})"
     for pattern, words in _IN_WORDS.items():
         if match := pattern.search(text):
             return words.format(match[1])
