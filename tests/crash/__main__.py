@@ -94,7 +94,7 @@ def main(
 
 
 def command(minutes: float, server: str, write: Path, **options: Any) -> str:
-    """By which the same can be done again."""
+    """Returns the command line that repeats this run."""
     given = {"minutes": minutes, "stock-minutes": options["stock_minutes"]}
     given |= {name: options[name] for name in ("seed", "rate", "every")}
     given |= {"server": server, "reshard": options["reshard"]}

@@ -1,4 +1,4 @@
-"""Whether each question has ended once, and as those were told who answered it."""
+"""Whether each question ended once, and as reported to those who answered it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 
 from tests.crash.history import Execution
 
-#: What follows from a question.
+#: The events that end a question.
 ENDS = ("response", "failure", "timeout")
-#: What is told of an answer that goes to its question, and of all.
+#: The replies to an answer that is accepted for its question, and all replies.
 TAKEN = ("accepted", "early")
 SAID = (*TAKEN, "late", "unknown")
 
 
 @dataclass
 class Question:
-    """What was asked by a task, under its id."""
+    """A question that a task asked; `id` is the id of that task."""
 
     id: str
     asked: bool = False
-    #: What was told of each answer: (what, content) -> it.
+    #: Answer, as (what, content) -> the reply to it, one of `SAID`.
     told: dict[tuple[str, str], str] = field(default_factory=dict)
-    #: What answerers met beside an outcome.
+    #: Unexpected errors that answerers got instead of a reply.
     errors: list[str] = field(default_factory=list)
-    #: What has followed: id of the task, what, content.
+    #: The tasks that followed, each as (task id, what, content).
     ends: set[tuple[str, str, str]] = field(default_factory=set)
 
     @property
@@ -34,7 +34,7 @@ class Question:
 
     @property
     def is_contrary(self) -> bool:
-        """Whether something else has followed than answerers were told."""
+        """Whether the outcome contradicts the replies to the answerers."""
         taken = {answer for answer, said in self.told.items() if said in TAKEN}
         followed = {(what, content) for _, what, content in self.ends if what != "timeout"}
         by_time = any(what == "timeout" for _, what, _ in self.ends)
@@ -53,7 +53,7 @@ class Question:
 
 @dataclass
 class Answers:
-    """What became of questions and answers."""
+    """Counts of questions and answers, and the questions that went wrong."""
 
     asked: int = 0
     told: Counter[str] = field(default_factory=Counter)
@@ -62,7 +62,7 @@ class Answers:
     #: Ended in more than one way.
     twice: list[Question] = field(default_factory=list)
     contrary: list[Question] = field(default_factory=list)
-    #: Answers that were neither taken nor refused.
+    #: Questions with answers that were neither accepted nor refused.
     unheard: list[Question] = field(default_factory=list)
 
     @property

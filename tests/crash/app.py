@@ -30,9 +30,9 @@ from tests.kit.tasks_app import Settings
 
 POLICYLESS = "KOMBU_DELAYED_TEST_POLICYLESS"
 
-#: What waits for an answer.
+#: The task that waits for an answer.
 EXPECTATION = "celery_ext.expectation"
-#: How it fails where all is in order.
+#: The errors with which it fails in a run without faults.
 _ENDS = frozenset({"AnswerFailed", "AnswerTimeout"})
 
 _publishing = threading.local()
@@ -42,7 +42,7 @@ def _write(request: Request, event: str, **facts: Any) -> None:
     write(event, request.id, request.request_dict.get("retries") or 0, **facts)
 
 
-# What a worker does with a message is written down, whatever class its requests are of.
+# Each event of a message in a worker is written down, for any class of requests.
 
 _STOCK = {name: vars(Request)[name] for name in ("on_accepted", "acknowledge", "reject")}
 
@@ -65,7 +65,7 @@ def _reject(self: Request, requeue: bool = False) -> None:
 
 
 def _run(self: Any, seconds: float = 0, retries: int = 0, countdown: float = 0, **_: Any) -> None:
-    """Limits may read what else it is given."""
+    """Ignores other arguments, which limits may read."""
     with running(self):
         time.sleep(seconds)
         if self.request.retries < retries:
@@ -91,7 +91,7 @@ def make_app(settings: Settings) -> Celery:
         task_ignore_result=True,
         task_reject_on_worker_lost=True,
         task_publish_retry_policy={
-            "max_retries": 180,  # of three URLs each counts
+            "max_retries": 180,  # each of the three URLs counts
             "interval_start": 0.05,
             "interval_step": 0.05,
             "interval_max": 0.2,
@@ -108,7 +108,7 @@ def make_app(settings: Settings) -> Celery:
 
 
 def _extend(app: Celery) -> None:
-    """What other brokers do not have: limits, and tasks that expect answers."""
+    """Adds limits and tasks that expect answers, which other brokers do not have."""
     from celery_ext import install
     from tests.crash import asking, limits
 
@@ -173,7 +173,7 @@ _publish = Producer._publish
 
 
 def _watched_publish(self: Producer, *args: Any, **options: Any) -> Any:
-    # It failed here, but the server may have done it.
+    # It failed here, but the server may have carried it out.
     try:
         return _publish(self, *args, **options)
     except Exception as error:
@@ -184,7 +184,7 @@ def _watched_publish(self: Producer, *args: Any, **options: Any) -> Any:
 
 @contextmanager
 def writing(directory: Path, name: str) -> Iterator[None]:
-    """What this process publishes, receives and runs is written down until this ends."""
+    """Write down all that this process publishes, receives and runs while the context is open."""
     watched = {"on_accepted": _on_accepted, "acknowledge": _acknowledge, "reject": _reject}
     with ExitStack() as stack:
         stack.enter_context(patch.object(Producer, "_publish", _watched_publish))
@@ -197,7 +197,7 @@ def writing(directory: Path, name: str) -> Iterator[None]:
 
 
 def _show_greenlets(signum: int, frame: Any) -> None:
-    """Each that waits has a stack of its own, which no thread shows."""
+    """Prints the stack of each waiting greenlet; the stacks of threads do not show these."""
     kind = getattr(sys.modules.get("greenlet"), "greenlet", None)
     for each in gc.get_objects() if kind else ():
         if isinstance(each, kind) and each.gr_frame:
@@ -205,7 +205,7 @@ def _show_greenlets(signum: int, frame: Any) -> None:
 
 
 if WORKER in os.environ:
-    # What does not end shows where it hangs.
+    # A process that does not end prints its stacks on SIGUSR2.
     signal.signal(signal.SIGUSR2, _show_greenlets)
     faulthandler.register(signal.SIGUSR2, chain=True)
     _settings = Settings.from_environment()

@@ -18,7 +18,7 @@ from tests.crash.journal import running, write
 
 PAUSE_SECONDS, TURN_SECONDS = 0.1, 0.01
 
-#: As the extension has it, which is elsewhere in its previous version.
+#: As defined by the extension; its previous version defines them elsewhere.
 NOT_NOW = (OperationalError, NotReplicated, *UNREACHABLE)
 
 
@@ -54,14 +54,17 @@ def _conclude(self: Any, content: Any, what: str, question: str) -> None:
 
 
 class Answer(NamedTuple):
-    """So long after the question was sent it is answered. `what` is "response" or "failure"."""
+    """An answer, given `after_seconds` after the question was sent.
+
+    `what` is "response" or "failure".
+    """
 
     after_seconds: float
     what: str
 
 
 def draw(rng: random.Random) -> tuple[float, float, tuple[Answer, ...]]:
-    """A countdown of a task that asks, its timeout, and answers: none, one or two, at any time."""
+    """A task's countdown, its timeout, and none, one or two answers at any time."""
     countdown = rng.choice([0.0, round(rng.uniform(0.2, 2), 2)])
     timeout = round(rng.uniform(0.5, 3), 2)
     answers = tuple(
@@ -75,7 +78,7 @@ def draw(rng: random.Random) -> tuple[float, float, tuple[Answer, ...]]:
 
 
 class Answerer(threading.Thread):
-    """Gives answers at their times, each until it is told what became of it."""
+    """Gives answers at their times, and repeats each until it gets a reply."""
 
     def __init__(self, app: Celery) -> None:
         super().__init__(daemon=True)
@@ -92,7 +95,7 @@ class Answerer(threading.Thread):
                 heapq.heappush(self._due, (at, next(self._order), question, tenant, answer))
 
     def stop(self) -> None:
-        """When all are given: then it is not alive any more."""
+        """Ends the thread after it has given all answers."""
         self._ends = True
 
     def run(self) -> None:
@@ -114,7 +117,7 @@ class Answerer(threading.Thread):
                 said = give(self._app, question, str(number), **options)
             except (OperationalError, NotReplicated):
                 time.sleep(PAUSE_SECONDS)
-            except Exception as error:  # what no answerer is to meet
+            except Exception as error:  # no answerer should get this
                 write("unheard", question, 0, error=repr(error), **facts)
                 return
             else:

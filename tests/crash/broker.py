@@ -1,4 +1,4 @@
-"""The servers of a run, the ways to them, and what strikes them."""
+"""The servers of a run, the ways to them, and the faults that strike them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _REPLICATED = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds":
 
 @dataclass
 class Broker:
-    """`url` takes a worker's slot, or None for what sends. `own`: options of this transport."""
+    """`url` takes a worker's slot, or None for senders. `own`: options of this transport."""
 
     server: Any
     url: Callable[[int | None], str]
@@ -64,7 +64,7 @@ class Broker:
 
 @contextlib.contextmanager
 def start_broker(kind: str, transport: str, directory: Path) -> Iterator[Broker]:
-    """Servers of a kind, for a transport; their clock can be stepped where libfaketime is."""
+    """Start servers of a kind for a transport. Their clock can be stepped if libfaketime exists."""
     journals = directory / "journals"
     journals.mkdir(parents=True)
     clock = Clock(directory / "clock") if LIBRARY else None

@@ -1,4 +1,4 @@
-"""The servers' clock: faults step it, and the verdict knows what it showed."""
+"""The servers' clock: faults step it, and the verdict knows its readings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
 NEVER = float("inf")
-#: A server shows its new time after at most one turn of its event loop; some keep the old one for
-#: a command more.
+#: A server shows its new time after at most one turn of its event loop. Some show the old one
+#: for one more command.
 SHOWN_SECONDS = 0.5
 
 
 class Span(NamedTuple):
-    """From and until when the server's clock may have been so far ahead of this machine's."""
+    """The time in which the server's clock may have been this far ahead of this machine's."""
 
     since: float
     until: float
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Readings:
-    """What the server's clock showed. Neighbouring spans overlap while a step was under way."""
+    """The readings of the server's clock. Neighbouring spans overlap while a step was under way."""
 
     spans: list[Span] = field(default_factory=lambda: [Span(-NEVER, NEVER, 0.0)])
 
@@ -43,7 +43,7 @@ class Readings:
         self.spans.append(Span(since, NEVER, ahead_seconds))
 
     def least_ahead(self, since: float, until: float) -> float:
-        """How far ahead it was at least at some moment between two."""
+        """How far the clock was ahead, at its lowest, between two moments."""
         known = (span for span in self.spans if span.since <= until and since <= span.until)
         return min(span.ahead_seconds for span in known)
 
@@ -53,7 +53,7 @@ class Readings:
         return min((at for at, until in found if at < until), default=NEVER)
 
     def steps(self, since: float, until: float) -> int:
-        """How often it was stepped between two moments."""
+        """How often the clock was stepped between two moments."""
         return sum(since <= s.since + SHOWN_SECONDS and s.since <= until for s in self.spans)
 
 
@@ -65,7 +65,7 @@ class Clock(clock_steps.Clock):
         self.readings = Readings()
 
     def show(self, ahead_seconds: float, running: list[Server], password: str = "") -> None:
-        """Step it; returns when all that run show the new time."""
+        """Step the clock; returns when all running servers show the new time."""
         before = time.time()
         self.set(ahead_seconds)
         for server in running:

@@ -1,4 +1,4 @@
-"""The workers: real Celery processes in slots; what dies is replaced."""
+"""The workers: real Celery processes in slots. One that dies is replaced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.kit.workers import ROOT, Worker
 
 
 class Slot(NamedTuple):
-    """A worker that is there all the time; `queues` are those that only some pools have."""
+    """A worker that is always there; `queues` are those that only some pools have."""
 
     name: str
     pool: str
@@ -46,7 +46,7 @@ SLOTS = tuple(
     if slot.pool != "eventlet" or find_spec("eventlet")
 )
 
-#: A pool shrinks when it has had nothing to do for so long.
+#: A pool shrinks after it has been idle for this long.
 AUTOSCALE_SECONDS = 2
 
 TERM_SECONDS = 60
@@ -65,15 +65,16 @@ class Life:
     slot: int = 0
     #: How it differs from others: see `Crew.changed`.
     unlike: str = ""
-    #: "killed", "main killed", "quit", "terminated", "hung", "by itself", "end of the run"
+    #: How it ended: `killed`, `main killed`, `quit`, `terminated`, `hung`, `by itself` or
+    #: `end of the run`.
     fate: str = ""
-    #: When it was killed or told to end; of one that ended by itself, when that was seen.
+    #: When it was killed or told to end. If it ended on its own: when that was noticed.
     fated_at: float = float("inf")
     ended_at: float = float("inf")
     #: [stopped, continued]
     stops: list[list[float]] = field(default_factory=list)
     ready_at: float = float("inf")
-    #: The end of its log, where it hung or ended by itself.
+    #: The end of its log, if it hung or ended on its own.
     last_words: str = ""
 
     @property
@@ -100,12 +101,12 @@ class Life:
 
 
 def _version(how: str, env: dict[str, str]) -> dict[str, Any]:
-    """What a worker that is unlike others is started with."""
+    """Returns the start options of a worker that differs from the others."""
     if how == "policyless":
         return {"env": {**env, "KOMBU_DELAYED_TEST_POLICYLESS": "1"}}
     if how == "previous":
         site = install_previous().site
-        # The app and what it writes are of this version.
+        # The app and its journal are of this version.
         return {"env": {**env, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}, "root": site}
     return {"env": env}
 
@@ -125,7 +126,7 @@ class Crew:
         self.lives: list[Life] = []
         self.current: dict[int, Life] = {}
         self._replaces = True
-        #: When one was last seen to have ended.
+        #: When a worker was last seen to have ended.
         self.changed_at = 0.0
 
     def start(self) -> None:
@@ -157,12 +158,12 @@ class Crew:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether some workers are unlike others, or are yet to be replaced for that."""
+        """Whether some workers differ from others, or have yet to be replaced for that."""
         return bool(self.changed or self.unlike)
 
     @property
     def unlike(self) -> list[int]:
-        """The slots whose workers are unlike others."""
+        """The slots whose workers differ from the others."""
         return [slot for slot, life in self.current.items() if life.unlike]
 
     @property
@@ -178,12 +179,12 @@ class Crew:
                 life.ready_at = at
 
     def ready_names(self) -> list[str]:
-        """Those that can be expected to answer."""
+        """Those that should answer."""
         lives = list(self.current.values())
         return [life.name for life in lives if life.ready and not life.fate and not life.stopped]
 
     def ghosts(self) -> list[str]:
-        """What workers poll in vain: descriptors that they have closed, or poll twice."""
+        """Descriptors that workers poll in vain: closed, or polled twice."""
         return [
             f"{life.name}: {ghost}"
             for life in self.current.values()
@@ -192,7 +193,7 @@ class Crew:
         ]
 
     def choose(self, rng: random.Random, *pools: str) -> Life | None:
-        """A worker that runs, a ready one if there is one; None: there is none of those pools."""
+        """Choose a running worker, a ready one if possible; None if those pools have none."""
         running = [
             life
             for life in self.current.values()
@@ -202,7 +203,7 @@ class Crew:
         return rng.choice(ready or running) if running else None
 
     def kill(self, life: Life, fate: str = "killed", main_only: bool = False) -> None:
-        """SIGKILL, for the children of its pool as well or for the main process alone."""
+        """SIGKILL the main process, and the children of its pool unless `main_only`."""
         life.fate, life.fated_at = fate, time.time()
         with contextlib.suppress(ProcessLookupError):
             if main_only:
@@ -214,7 +215,7 @@ class Crew:
             self._ended(life)
 
     def end(self, life: Life, number: int, fate: str) -> None:
-        """Ask it to end; `look_after` replaces it when it has."""
+        """Ask it to end; `look_after` replaces it afterwards."""
         life.fate, life.fated_at = fate, time.time()
         os.kill(life.pid, number)
 
@@ -233,7 +234,7 @@ class Crew:
         return any(life.is_told for life in self.current.values())
 
     def look_after(self) -> None:
-        """Replace what has ended, and end what does not."""
+        """Replace workers that have ended, and kill those that do not end."""
         for life in list(self.current.values()):
             if life.is_told and time.time() - life.fated_at > TERM_SECONDS:
                 self._hung(life)
@@ -241,7 +242,7 @@ class Crew:
                 self._ended(life)
 
     def _hung(self, life: Life) -> None:
-        """It did not end: have it log the stacks of its threads, then kill it."""
+        """Have a worker that did not end log the stacks of its threads, then kill it."""
         told_at = life.fated_at
         os.killpg(life.pid, signal.SIGUSR2)
         time.sleep(STACKS_SECONDS)
@@ -263,7 +264,7 @@ class Crew:
             self._start(life.slot)
 
     def finish(self) -> None:
-        """A warm shutdown of all; what does not end is killed and counted as hung."""
+        """A warm shutdown of all workers; one that does not end is killed and counted as hung."""
         self._replaces = False
         for life in self.current.values():
             self.resume(life)

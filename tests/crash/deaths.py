@@ -1,4 +1,4 @@
-"""A move that dies at each of its commands, and who takes over."""
+"""A move that dies at each of its commands, and the process that takes over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Move = Callable[[Store], None]
 class Case:
     move: Move
     setup: Move = lambda store: None
-    #: The process that died was a producer's: what it had not sent is nobody's.
+    #: The process that died was a producer: messages that it had not sent are lost.
     publishes: bool = False
     event_limit: int = 0
 
@@ -109,13 +109,13 @@ def every_death(client: redis.Redis, case: Case) -> Iterator[tuple[int, str]]:
         for cut in CUTS:
             die(client, case, at, cut)
             yield at, cut
-            # Nobody gives back the connections of the dead.
+            # The dead process does not give back its connections.
             client.connection_pool.disconnect()
             client.connection_pool.reset()
 
 
 def inherit(client: redis.Redis, consumer: str = "B", now_ms: int = 10 * LATER_MS) -> Counter[str]:
-    """Another consumer takes over when every lease has ended: what it is delivered, by body."""
+    """Another consumer takes over after all leases have expired; returns its deliveries by body."""
     store = Store(client, now=str(now_ms))
     bodies = deliver(store, consumer, 0)
     for dead in store.leases.renew("q", consumer, LEASE_MS) or []:

@@ -19,7 +19,7 @@ from kombu_delayed.consumer.session import Session
 from kombu_delayed.consumer.unacked import QoS
 from kombu_delayed.store.store import Store
 
-#: Where a process dies: the command was sent and its answer is never read, or it was read.
+#: Where a process dies: after sending a command but before reading its answer, or after both.
 UNREAD, ANSWERED = "answer unread", "answered"
 CUTS = (UNREAD, ANSWERED)
 
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 
 class DyingConnection(ServerConnection):
-    """Sends commands as any other, until the one at which its process dies."""
+    """Sends commands as usual, until the one at which its process dies."""
 
     def __init__(self, pool: redis.ConnectionPool, at: float, cut: str) -> None:
         super().__init__(pool)
@@ -67,7 +67,7 @@ class DyingConnection(ServerConnection):
             raise Killed
 
     def _await_answers(self) -> None:
-        """What was sent is done; nobody reads it."""
+        """The server carries out the commands that were sent; their answers are not read."""
         if self._unread or self._cut == UNREAD:
             assert select.select([self._connection._sock], [], [], ANSWER_SECONDS)[0]
 
@@ -80,7 +80,7 @@ def dying_store(client: redis.Redis, now: int, at: float = math.inf, cut: str = 
 
 
 class NoWake:
-    """A test knows when to come back: it moves the clock."""
+    """Does not wake anyone: a test moves the clock and knows when to come back."""
 
     overdue_at = math.inf
     waiting = False
@@ -106,7 +106,7 @@ class StubChannel:
 
 
 class Reader:
-    """A consumer of queue `q`, run by calls; what it is given is in `got`.
+    """A consumer of queue `q`, run by calls; its deliveries are in `got`.
 
     One that `polls`, as an event loop does, does other things while a claim is on its way.
     """
@@ -124,7 +124,7 @@ class Reader:
         self.consumer.add("q", False, 0)
 
     def read(self) -> None:
-        """Claim and take all there is."""
+        """Claim and take all messages."""
         for source in self.consumer.sources.values():
             source.ready = True
         self.consumer.step()
@@ -145,7 +145,7 @@ class Reader:
         raise AssertionError("a claim is pending for ever")
 
     def take_in(self) -> None:
-        """Take what was claimed."""
+        """Take the claimed messages."""
         while self.consumer.hand_out():
             self.qos.append(None, self.got[-1]["properties"]["delivery_tag"])
 

@@ -1,4 +1,4 @@
-"""What is known of a run beside the journals, and when nothing was wrong."""
+"""Evidence about a run beside the journals, and the times in which it was calm."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from celery_ext.tasks.history import TaskHistory
     from tests.crash.pings import Ping
 
-#: What becomes of a worker that does not end what it has begun.
+#: The fates of a worker that does not end the work it has begun.
 DEATHS = frozenset({"killed", "main killed", "quit", "hung", "by itself"})
 
-#: In these a server may lose what it has answered.
+#: During these a server may lose writes that it has acknowledged.
 FAILOVERS = ("failover", "planned failover")
-#: The kind of a window in which one worker did not reach the server.
+#: The kind of a window in which a single worker could not reach the server.
 ALONE = "outage of one"
 #: The kind of a window in which the server was slow with no fault.
 STALL = "stall"
@@ -33,31 +33,31 @@ OCCUPIED = "occupied"
 #: A server that takes longer than this to answer is held up, by a fault or by its machine.
 STALL_SECONDS = 0.3
 
-#: What a connection loses is there again after so long.
+#: A lost connection is restored within this time.
 RECOVERY_SECONDS = 1.5
-#: A consumer looks by itself so often (`delayed_poll_seconds`): that heals what else was lost.
+#: How often a consumer polls on its own (`delayed_poll_seconds`), which heals other losses.
 POLL_SECONDS = 5.0
 
-#: What is no longer in the way when it has recovered.
+#: Faults that no longer cause delays once the server has recovered from them.
 _SHORT = SHORT | {STALL, OCCUPIED}
 #: A worker that begins or ends: the machine has more to do meanwhile.
 CHANGE = "worker begins or ends"
-#: A worker that takes longer than this for that is no excuse any more.
+#: A worker that takes longer than this to begin or end is no excuse any more.
 CHANGE_SECONDS = 20.0
 
-#: So late the latest of a hundred tasks may be.
+#: How late the latest of a hundred tasks may be.
 LATE_MS = 100.0
-#: A machine that makes its control task wait delays what takes several hops by so much more.
+#: Steps with several hops may be delayed by this many times the lateness of the control task.
 HOPS = 4
 
 
 @dataclass
 class Evidence:
-    """What the harness has done, and what it has found on the server and in logs.
+    """The actions of the harness, and its findings on the server and in logs.
 
-    `left` are messages that were on the server at the end, and in which keys; `held` what gates
-    held when all had run: a key -> how much; `leaked` the keys that ought not to be there.
-    `ghosts` are what workers polled in vain, in two looks one after the other.
+    `left` are messages that were on the server at the end, and in which keys. `held` are slots and
+    messages at gates after all had run: a key -> how many. `leaked` are keys that should be gone.
+    `ghosts` are descriptors that workers polled in vain, in two looks one after the other.
     `control` has when a task that no fault strikes was sent, and when it started.
     """
 
@@ -71,12 +71,12 @@ class Evidence:
     leaked: Sequence[str] = ()
     ghosts: Sequence[str] = ()
     control: Sequence[tuple[float, float]] = ()
-    #: What workers have recorded of tasks, by id, and when it was read; None: it was not.
+    #: The records of workers about tasks, by id, and when they were read; None if they were not.
     records: Mapping[str, TaskHistory] | None = None
     recorded_at: float = 0.0
 
     def cut_off(self, life: Life) -> Iterator[tuple[float, float]]:
-        """When it alone did not reach the server, for longer than its lease may last."""
+        """When the worker alone could not reach the server, for longer than its lease may last."""
         for window in self.windows:
             alone = window.kind == ALONE and window.victim == life.name
             if alone and window.ended - window.began > self.shortest_lease:
@@ -84,7 +84,7 @@ class Evidence:
 
     @property
     def shortest_lease(self) -> float:
-        """It is renewed each third: so long it lasts at least from any moment on."""
+        """The shortest time that a lease lasts from any moment: it is renewed each third."""
         return self.lease_seconds * 2 / 3
 
 
@@ -101,18 +101,18 @@ def stalls(lines: Iterable[Line]) -> Iterator[Window]:
                 yield Window(STALL, since, line["at"])
 
 
-# When it was calm: outside of faults and of the recovery from them.
+# Times of calm: outside of faults and of the recovery from them.
 
 
 def recovered(window: Window, lease_seconds: float) -> float:
-    """Until when a fault excuses that something waits."""
+    """Until when a fault excuses a delay."""
     if window.kind in _SHORT or window.kind == CHANGE:
         return window.ended + RECOVERY_SECONDS
     return window.ended + RECOVERY_SECONDS + max(lease_seconds, POLL_SECONDS)
 
 
 class Calm:
-    """All the time in which no fault and no recovery was."""
+    """All the time without a fault or a recovery."""
 
     def __init__(self, windows: Iterable[Window], lease_seconds: float) -> None:
         self._spans: list[list[float]] = []
@@ -157,5 +157,5 @@ def percentile_99(values: Iterable[float]) -> float:
 
 
 def allowed_ms(control_ms: Iterable[float]) -> float:
-    """How late the latest of a hundred tasks may be, on a machine with such a control task."""
+    """How late the latest of a hundred tasks may be, given the lateness of the control task."""
     return max(LATE_MS, HOPS * percentile_99(control_ms))

@@ -33,18 +33,18 @@ from tests.crash.schedule import (
 )
 from tests.kit.servers import Server
 
-#: What finds no victim, or something in its way, strikes again so often, so much later.
+#: A fault with no victim, or with something in its way, is retried this often, at this interval.
 TRIES, AGAIN_SECONDS = 40, 1.5
-#: So long workers of two versions, or with other policies, are there together.
+#: How long workers of two versions, or with different policies, run side by side.
 MIXED_SECONDS = 8.0
 TERMINATE_SECONDS, TERMINATE_EVERY_SECONDS = 25.0, 1.0
-#: A pool of one process grows by that.
+#: The tasks that make a pool of one process grow.
 BURST, BURST_TASK_SECONDS = 12, 0.5
-#: So many leases, at least and at most, a greenlet does not yield, and an outage lasts.
+#: The fewest and most leases for which a greenlet does not yield, and an outage lasts.
 NO_YIELD_LEASES, OUTAGE_LEASES = (1.3, 2.0), (1.5, 3.0)
-#: Tasks that are to run while nobody reaches the server are sent so long before.
+#: Tasks that must run while the server is out of reach are sent this long before.
 AHEAD_SECONDS, RUNNING = 1.0, 6
-#: So long each step of the clock lasts, in leases.
+#: How many leases each step of the clock lasts.
 HOLD_LEASES = 1.2
 
 
@@ -60,15 +60,15 @@ class Window:
 
 @dataclass
 class Field:
-    """What faults strike, and what tells them how it goes."""
+    """The targets of faults, and the functions that report how a task fares."""
 
     crew: Crew
-    server: Any  # a Server, or what stands for the master or the Cluster
+    server: Any  # a Server, or a stand-in for the master or the Cluster
     network: Network | None
     clock: Clock | None
     senders: Senders
     lease_seconds: float
-    #: Whether a task has started, and whether nothing of it is to come.
+    #: Whether a task has started, and whether it is over.
     started: Callable[[str], bool] = lambda id: False
     ended: Callable[[str], bool] = lambda id: True
     operator: Operator | None = None
@@ -76,9 +76,9 @@ class Field:
 
 @dataclass
 class Faults:
-    """Does what the schedule says; `step` is called often.
+    """Follows the schedule; `step` is called often.
 
-    What strikes is a method by its name. It returns its victim, or None: it finds none now.
+    Each fault is a method of its name. It returns its victim, or None if it finds none now.
     """
 
     field: Field
@@ -87,7 +87,7 @@ class Faults:
     counts: Counter[str] = field(default_factory=Counter)
     windows: list[Window] = field(default_factory=list)
 
-    #: What the servers ask for.
+    #: The password of the servers.
     password = ""
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class Faults:
             heapq.heappop(self._later)[2]()
 
     def finish(self) -> None:
-        """Undo what lasts; nothing strikes any more."""
+        """Undo lasting faults; nothing strikes any more."""
         self._later.clear()
         self._be_quiet(False)
         now = time.time()
@@ -169,7 +169,7 @@ class Faults:
     # Workers.
 
     def _on_one(self, strike: Callable[[Life], object], *pools: str) -> str | None:
-        """Strike a worker of some pools, or of any if there is none."""
+        """Strike a worker of some pools, or of any if no pool is named."""
         life = self.crew.choose(self.rng, *pools) or self.crew.choose(self.rng)
         if life:
             strike(life)
@@ -242,7 +242,7 @@ class Faults:
         def revoke() -> None:
             if self.field.ended(id) or time.monotonic() > until:
                 return
-            if self.field.started(id):  # in a thread: it waits where the network stands still
+            if self.field.started(id):  # in a thread: it waits while the network stands still
                 threading.Thread(target=self._revoke, args=(id,), daemon=True).start()
             self._revoke_later(id, until)
 
@@ -327,7 +327,7 @@ class Faults:
         return "network"
 
     def _outage(self) -> str | None:
-        """Nobody reaches the server, while tasks run that began before."""
+        """Cut the server off while tasks run that began before."""
         seconds = self._outage_seconds()
         if self._is_on("outage") or not self._can_cut():
             return None
@@ -362,7 +362,7 @@ class Faults:
         return self.lease_seconds * self.rng.uniform(*OUTAGE_LEASES)
 
     def _running(self, seconds: float) -> None:
-        """Have tasks begin that run for longer than what comes."""
+        """Start tasks that run for longer than the fault that follows."""
         for _ in range(RUNNING):
             self.field.senders.send_long(seconds + 2 * AHEAD_SECONDS)
 
@@ -377,7 +377,7 @@ class Faults:
     # The clock: it steps ahead, back beyond the right time, and to the right time again.
 
     def go_to_latest(self) -> None:
-        """Show the latest time that was ever shown: what was to wait from then on falls due."""
+        """Show the latest time ever shown, so that all tasks scheduled until then become due."""
         if self.field.clock is not None:
             began = time.time()
             self._step_clock(max(span.ahead_seconds for span in self.field.clock.readings.spans))

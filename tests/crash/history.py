@@ -1,4 +1,4 @@
-"""The journals put together: what happened to each execution, identified by task id and retry."""
+"""The journals put together: the history of each execution, identified by task id and retry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEVER = float("inf")
 
 @dataclass
 class Run:
-    """One time that a task's code ran. `end` is never where its process died."""
+    """One time that a task's code ran. `end` is never if its process died."""
 
     owner: str
     start: float
@@ -44,7 +44,7 @@ class Hold:
 
 @dataclass
 class Execution:
-    """What is expected to run once."""
+    """A task, or one retry of it, that should run once."""
 
     key: Key
     lines: list[Line] = field(default_factory=list)
@@ -53,9 +53,9 @@ class Execution:
     expected: bool = False
     #: The execution that publishes this one; None: the sender does.
     parent: Key | None = None
-    #: The room that it takes within limits.
+    #: The capacity of limits that it takes.
     uses: Uses = ()
-    #: Whether its pool is to end it.
+    #: Whether its pool should end it.
     cut_short: bool = False
 
     def at(self, event: str) -> float:
@@ -75,7 +75,7 @@ class Execution:
 
     @property
     def completed(self) -> bool:
-        """Whether it ran to its end; what is acked when it starts need only start."""
+        """Whether it ran to its end; one that is acked when it starts need only start."""
         ends = any(run.outcome in ("done", "retried") for run in self.runs)
         return ends or any(not run.late for run in self.runs) or self.was_cut_short
 
@@ -99,13 +99,13 @@ class Execution:
         return any(line.get("answered") for line in self.lines)
 
     def wanted_at(self, clock: Readings) -> float:
-        """When it was sent, or when the server's clock had come to its ETA after that."""
+        """When it was sent, or if later, when the server's clock had reached its ETA."""
         sent = self.at("publish")
         if self.due is None:
             return sent
         if sent == NEVER:
             return clock.reached(self.due)
-        # A question is due so long after the server heard of it.
+        # The due time of a question counts from when it reaches the server.
         is_question = any("answered" in line for line in self.lines)
         later = clock.least_ahead(sent, max(sent, self.latest("published"))) if is_question else 0
         return clock.reached(self.due + later, sent)
@@ -140,7 +140,7 @@ def collect(lines: Iterable[Line], plans: Sequence[Plan]) -> dict[Key, Execution
 
 
 def _expect(executions: dict[Key, Execution], plans: Sequence[Plan]) -> None:
-    """A task that is acked late goes on until all its steps are done; others may die on the way."""
+    """Only a task that is acked late surely completes all its steps; others may die on the way."""
     for execution in executions.values():
         events = {(line["event"], line["owner"]) for line in execution.lines}
         execution.expected = ("taken", SENDER) in events or any(
@@ -163,7 +163,7 @@ def _expect(executions: dict[Key, Execution], plans: Sequence[Plan]) -> None:
 
 
 def _follow(execution: Execution) -> None:
-    """Pair starts with ends, and what was received with what was done with it."""
+    """Pair starts with ends, and each delivery with its outcome."""
     running: dict[tuple[str, int], list[Run]] = defaultdict(list)
     held: dict[str, list[Hold]] = defaultdict(list)
     for line in execution.lines:

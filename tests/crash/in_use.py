@@ -19,7 +19,7 @@ ROUNDING_SECONDS = 0.002
 
 
 class Span(NamedTuple):
-    """Since and until when a run held its slots, and until when it went on without them."""
+    """When a run took its slots, until when it had them, and until when it ran without them."""
 
     since: float
     until: float
@@ -30,7 +30,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Excess:
-    """At one instant more was in use than there is. `keys` are the executions that ran."""
+    """At one instant more was in use than the limit. `keys` are the executions that ran."""
 
     limit: str
     at: float
@@ -44,18 +44,18 @@ class Excess:
 
 @dataclass
 class Limits:
-    """What became of the limits. `most` is how much of each was in use at once."""
+    """The findings about limits. `most` is how much of each was in use at once."""
 
     runs: int = 0
     over: list[Excess] = field(default_factory=list)
-    #: More ran than may, as zombies did that had lost their slots to others.
+    #: More ran than the limit, because zombies had lost their slots to others.
     over_with_zombies: list[Excess] = field(default_factory=list)
-    #: The same, by what a replica did not have that became the master.
+    #: The same, because a replica that became the master lacked writes.
     over_after_failover: list[Excess] = field(default_factory=list)
     #: (when, how many, in how many seconds): more began than the rate allows.
     too_fast: list[tuple[float, int, float]] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
-    #: What the gates held at the end -> how much.
+    #: Slots and messages at gates at the end -> how many.
     held: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -82,7 +82,7 @@ def judge_limits(executions: Iterable[Execution], evidence: Evidence) -> Limits:
 
 
 def _after_failover(at: float, evidence: Evidence) -> bool:
-    """Whether workers may not have said again what they use: they do with each third of a lease."""
+    """Whether workers may not have renewed their slots yet: they do with each third of a lease."""
     return any(
         window.kind in FAILOVERS and window.began <= at <= window.ended + evidence.lease_seconds
         for window in evidence.windows
@@ -101,7 +101,7 @@ def _spans(executions: Iterable[Execution], evidence: Evidence) -> Mapping[str, 
 
 
 def _held_until(execution: Execution, run: Run, evidence: Evidence) -> tuple[float, float]:
-    """Until when a run held its slots for sure, and until when it may have run."""
+    """Until when a run surely had its slots, and until when it may have run."""
     life = evidence.lives.get(run.owner)
     if life is None:
         return run.end, run.end
@@ -112,7 +112,7 @@ def _held_until(execution: Execution, run: Run, evidence: Evidence) -> tuple[flo
 
 
 def _died(life: Life, run: Run) -> float:
-    """When its process died: of one whose end nobody has seen, not before it began."""
+    """When its process died. If nobody saw that: when the run began, the earliest moment."""
     if life.fate not in DEATHS:
         return NEVER
     return run.start if life.fate == "by itself" else life.fated_at
@@ -125,7 +125,7 @@ def _lost(life: Life, hold: Hold | None, run: Run, evidence: Evidence) -> Iterat
     for stopped, resumed in life.stops:
         if resumed - stopped > lasts and resumed > since:
             yield stopped + lasts
-    if life.fate == "main killed":  # its processes go on for a while
+    if life.fate == "main killed":  # its processes continue for a while
         yield life.fated_at + lasts
     for began, ended in evidence.cut_off(life):
         if ended > since:
@@ -133,7 +133,7 @@ def _lost(life: Life, hold: Hold | None, run: Run, evidence: Evidence) -> Iterat
 
 
 def _sweep(limit: str, spans: list[Span]) -> Iterator[tuple[Excess, bool]]:
-    """Each time that more came to be in use: without zombies, or where they are why, with them."""
+    """Each rise of the amount in use: without zombies, or with them where they are the cause."""
     running: list[Span] = []
     for span in sorted(spans):
         now = span.since
@@ -157,8 +157,8 @@ def _too_fast(
 ) -> Iterator[tuple[float, int, float]]:
     """Where more were due and were received within some time than may begin in it.
 
-    Each was claimed in between, however late its worker has told of it. After each step of the
-    server's clock there may be as many at once as after a pause.
+    Each was claimed in between, even if its worker reported that late. After each step of the
+    server's clock as many may begin at once as after a pause.
     """
     holds = ((each.wanted_at(clock), hold.at) for each in executions for hold in each.holds)
     claims = sorted((claim for claim in holds if claim[0] < NEVER), reverse=True)

@@ -1,4 +1,4 @@
-"""What each process saw, written down outside of the server: a file per process, appended to."""
+"""Journals outside of the server: each process appends its events to a file of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kombu_delayed.errors import NotReplicated
 
 Line = dict[str, Any]
 
-#: How a run has ended whose message goes back to its queue.
+#: The outcome of a run whose message goes back to its queue.
 REJECTED = "rejected"
 
 #: The environment variable with the name under which a worker writes.
@@ -50,7 +50,7 @@ class Journal:
 
 
 class Reader:
-    """Reads all journals of a directory, each time what is new."""
+    """Reads all journals of a directory, each time the new lines only."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""The limits that the load has, and what its tasks take of them."""
+"""The limits of the load, and how much its tasks take of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUEUES = (TURNS, REGIONS, CALLS, MAILS)
 NEW_QUEUES = (CALLS, MAILS)
 PROVIDER = "provider"
 
-#: Limit -> how much of it may be in use at once; of `customer` each key has so much.
+#: Limit -> how much of it may be in use at once; for `customer`, how much of each key.
 SLOTS = {
     "turns": 8,
     "customer": 2,
@@ -25,15 +25,15 @@ SLOTS = {
     PROVIDER: 3,
 }
 
-#: In TURNS one task begins every so many seconds, and so many at once after a pause.
+#: The seconds between two tasks that begin in TURNS, and how many begin at once after a pause.
 PACE_SECONDS, PACE_BURST = 0.05, 4
 
-#: What a task takes: limits and how much of each.
+#: The limits that a task takes, and how much of each.
 Uses = tuple[tuple[str, int], ...]
 
 
 def policies() -> dict[str, list[Any]]:
-    """As the transport option `delayed_policies` takes them."""
+    """The policies, in the form of the transport option `delayed_policies`."""
     from celery_ext.policies import Fair, Limit, Shares
 
     rate = f"{round(1 / PACE_SECONDS)}/s"
@@ -52,7 +52,7 @@ def policies() -> dict[str, list[Any]]:
 
 
 def draw(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any], Uses]:
-    """A queue, keyword arguments and headers of a task, and what it takes."""
+    """The queue, keyword arguments and headers of a task, and the limits that it takes."""
     kind = rng.random()
     if kind < 0.25:
         return rng.choice(NEW_QUEUES), {}, {}, ((PROVIDER, 1),)
@@ -67,5 +67,5 @@ def draw(rng: random.Random) -> tuple[str, dict[str, Any], dict[str, Any], Uses]
 
 
 def slots(limit: str) -> int:
-    """How much of it may be in use at once."""
+    """How much of a limit may be in use at once."""
     return SLOTS[limit.partition(" ")[0]]

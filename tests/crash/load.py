@@ -1,4 +1,4 @@
-"""The load: a steady stream of tasks of all sorts, and what was planned for each."""
+"""The load: a steady stream of tasks of all kinds, and the plan for each."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.crash.limits import Uses
 KINDS = {"now": 40, "countdown": 35, "retry": 13, "chain": 12}
 OWN_KINDS = {"limited": 20, "ask": 12}
 
-#: Tasks with limits are due at the same instants, so many seconds apart.
+#: Tasks with limits are due at the same instants, this many seconds apart.
 TOGETHER_SECONDS = 3
 
-#: So much of the load is left in quiet times.
+#: The share of the load that remains in quiet times.
 QUIET_SHARE = 0.05
 
 #: The queues of tasks that only some pools have: any but solo, prefork, greenlets.
 LONG, PREFORK, GREENLETS = "long", "prefork", "greenlets"
-#: What a pool ends would take so long, and a hard time limit ends it after so long.
+#: How long a task that its pool ends would take, and the hard time limit that may end it.
 OVERRUN_SECONDS, LIMIT_SECONDS = 20.0, 1.0
 
 Made = tuple["Plan", Any, dict[str, Any]]
@@ -38,9 +38,9 @@ Made = tuple["Plan", Any, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a task that was sent is to do. `then` is the id of the task that follows in a chain.
+    """The plan for a task that was sent. `then` is the id of the task that follows in a chain.
 
-    One that takes `seconds` keeps its worker from others. What is `cut_short` is ended by its pool.
+    A task with `seconds` keeps its worker from others. Its pool ends one that is `cut_short`.
     """
 
     id: str
@@ -54,7 +54,7 @@ class Plan:
 
 
 class Senders:
-    """Threads that send tasks until they are stopped. `answerer`: of all kinds."""
+    """Threads that send tasks until they are stopped; with an `answerer`, tasks of all kinds."""
 
     def __init__(
         self, app: Celery, seed: int, rate: float, answerer: Answerer | None, threads: int = 2
@@ -66,7 +66,7 @@ class Senders:
         self.sent = self.refused = 0
         self._ordered: deque[Made] = deque()
         self._rate = rate / threads
-        #: Whether next to nothing is sent: workers idle, and wait to be woken.
+        #: Whether almost nothing is sent: workers are idle until they are woken.
         self.quiet = False
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -90,7 +90,7 @@ class Senders:
 
     @property
     def rate(self) -> float:
-        """Tasks that a thread sends in a second."""
+        """How many tasks one thread sends per second."""
         return self._rate * (QUIET_SHARE if self.quiet else 1)
 
     @property
@@ -98,15 +98,15 @@ class Senders:
         return self._answerer is not None and self._answerer.is_alive()
 
     def send_long(self, seconds: float, queue: str = LONG) -> str:
-        """Have a task sent that is acked late and takes so long."""
+        """Have a task sent that is acked late and takes this many seconds."""
         return self._order("run_late", Plan(uuid(), "long", True, seconds=seconds), queue)
 
     def send_busy(self, seconds: float) -> str:
-        """Have a task sent that keeps its greenlet, and all others of its worker, for so long."""
+        """Have a task sent that blocks all greenlets of its worker for this many seconds."""
         return self._order("keep_busy", Plan(uuid(), "busy", True, seconds=seconds), GREENLETS)
 
     def send_overrun(self, late: bool, limit_seconds: float | None = None) -> str:
-        """Have a task sent that a pool of processes ends: by a time limit, or when it is told."""
+        """Have a task sent that a process pool ends: by a time limit, or when it is told to."""
         plan = Plan(uuid(), "overrun", late, seconds=OVERRUN_SECONDS, cut_short=True)
         task = "run_late" if late else "run_early"
         return self._order(task, plan, PREFORK, time_limit=limit_seconds)

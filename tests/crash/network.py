@@ -1,4 +1,4 @@
-"""The ways to the server: one for each worker slot, and one for what sends."""
+"""The ways to the server: one for each worker slot, and one for senders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Network:
         self.is_cut = False
 
     def port(self, slot: int | None) -> int:
-        """Of a worker's slot; None: for what is no worker."""
+        """The port for a worker's slot, or for a process that is not a worker if it is None."""
         return (self._main if slot is None else self._slots[slot]).port
 
     @property
@@ -30,7 +30,7 @@ class Network:
             proxy.cut()
 
     def heal(self) -> None:
-        """Connect all again but those that are cut off alone."""
+        """Connect all again except those that are cut off alone."""
         self.is_cut = False
         self._main.heal()
         for slot, proxy in enumerate(self._slots):

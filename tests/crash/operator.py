@@ -1,4 +1,4 @@
-"""What an operator does while tasks run: pauses queues and tenants, and changes limits."""
+"""An operator who pauses queues and tenants, and changes limits, while tasks run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from celery import Celery
 
 from tests.crash import limits
 
-#: So long what was done lasts.
+#: How long each change lasts, at least and at most.
 SECONDS = 1.0, 3.0
-#: An operator whom the broker does not hear tries again so often, so much later.
+#: How often, and at which interval, an operator retries while the broker is out of reach.
 TRIES, AGAIN_SECONDS = 120, 0.5
 
 TENANT = "bea"
@@ -23,7 +23,7 @@ LIMITS = ((limits.TURNS, "customer"), (limits.CALLS, f"global/{limits.PROVIDER}"
 
 
 class Operator:
-    """Does something, and undoes it a moment later, beside everything else that happens."""
+    """Makes a change and undoes it a moment later, while everything else happens."""
 
     def __init__(self, app: Celery) -> None:
         self._delayed: Any = app.delayed  # type: ignore[attr-defined]
@@ -41,7 +41,7 @@ class Operator:
         )
 
     def lower_limit(self, rng: random.Random, ended: Callable[[], None]) -> None:
-        """Never above what is declared, which is what the verdict goes by."""
+        """Lower a limit. It is never raised above its declared value, which the verdict expects."""
         name = rng.choice(LIMITS)
         self._do(
             rng,

@@ -1,4 +1,4 @@
-"""The page docs/chaos.md: what runs found, on one kind of server or on several."""
+"""The page docs/chaos.md: the findings of runs, on one kind of server or on several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked all the time: whether workers answer pings, and how soon a control task runs."""
+"""Constant checks: whether workers answer pings, and how soon a control task runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ANSWER_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Ping:
-    """Who was asked, and who answered. `until`: how long answers were waited for."""
+    """The workers asked, and those that answered. `until`: how long answers were waited for."""
 
     at: float
     until: float
@@ -40,10 +40,10 @@ class Ping:
 
 @dataclass
 class Pings:
-    """What became of pings to single workers, while it was calm."""
+    """The outcome of pings to single workers while it was calm."""
 
     asked: int = 0
-    #: How many workers were asked, also in the middle of a fault.
+    #: How many workers were asked, including during faults.
     sent: int = 0
     #: When each was sent, and to whom.
     unanswered: list[tuple[float, str]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Pinger(Repeated):
 
     def step(self) -> None:
         asked = frozenset(self._ready())
-        # What could not be sent says nothing of the workers.
+        # A failed sending shows nothing about the workers.
         with contextlib.suppress(OperationalError, RedisError, OSError):
             if asked:
                 self._ping(asked)
@@ -97,14 +97,14 @@ class Pinger(Repeated):
         at, destination = time.time(), [f"{name}@test" for name in asked]
         answers = self._app.control.ping(destination, ANSWER_SECONDS, limit=len(asked))
         answered = frozenset(name.partition("@")[0] for answer in answers for name in answer)
-        # Where all have answered, nobody was waited for.
+        # If all have answered, the wait ended early.
         self.pings.append(Ping(at, time.time(), asked, answered))
 
 
 class Control(Repeated):
     """Sends a task to a server and a worker of the stock transport that no fault strikes.
 
-    How late it starts is how long this machine makes a process wait.
+    Its lateness shows how long this machine makes a process wait.
     """
 
     every_seconds = 0.2

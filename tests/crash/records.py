@@ -1,4 +1,4 @@
-"""Whether what workers have recorded of tasks is what happened to them: neither less nor more."""
+"""Whether the records of workers about tasks match what happened: neither less nor more."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.crash.schedule import AWAY, CLOCKS
 
 #: A worker writes once a second; a busy machine takes longer.
 WRITTEN_SECONDS = 4.0
-#: So many ids are asked for at once.
+#: How many ids are read at once.
 PART = 100
 
 
 @dataclass
 class Records:
-    """What was compared, and what is wrong, a line for each."""
+    """How many records were compared, and the faults found, a line for each."""
 
     runs: int = 0
     steps: int = 0
@@ -32,7 +32,7 @@ class Records:
     missing: list[str] = field(default_factory=list)
     #: Recorded starts and successes that never were.
     untrue: list[str] = field(default_factory=list)
-    #: Tasks that are recorded as running, by workers that have ended.
+    #: Tasks recorded as running by workers that have ended.
     running: list[str] = field(default_factory=list)
 
     @property
@@ -57,7 +57,7 @@ def read_records(app: Celery, queues: Sequence[str], ids: Sequence[str]) -> dict
 
 
 def judge_records(executions: Iterable[Execution], evidence: Evidence) -> Records:
-    """Compare records and journals; of a run without records there is nothing to compare."""
+    """Compare records with journals; a run without records has nothing to compare."""
     verdict, judge = Records(), _Judge(evidence)
     if evidence.records is None:
         return verdict
@@ -83,7 +83,7 @@ class _Judge:
         self.lives: Mapping[str, Life] = {f"{n}@test": life for n, life in evidence.lives.items()}
 
     def run(self, execution: Execution, run: Run, steps: Sequence[Step], verdict: Records) -> None:
-        """A run has a record of its start and of its end, unless nobody could write it."""
+        """A run has a record of its start and of its end, unless no worker could write it."""
         life = self.evidence.lives.get(run.owner)
         if life is None or life.unlike == "previous":
             return
@@ -97,7 +97,7 @@ class _Judge:
             verdict.missing.append(f"no end by {run.owner}:\n{execution.describe()}")
 
     def step(self, execution: Execution, step: Step, verdict: Records) -> None:
-        """What is recorded as begun was accepted by that worker, and what succeeded has ended."""
+        """A recorded start was accepted by that worker, and a recorded success did end."""
         verdict.steps += 1
         if step.event == "started":
             begun = {run.owner for run in execution.runs}
@@ -121,7 +121,7 @@ class _Judge:
             verdict.running.append(f"{history.id} by {life.name}, {life.fate}")
 
     def was_written(self, life: Life, at: float, what: str = "") -> bool:
-        """Whether a worker had the time to write what was so then, and nothing was lost since."""
+        """Whether a worker had time to write its state as of `at`, and nothing was lost since."""
         written = at + WRITTEN_SECONDS
         spans = [tuple(stop) for stop in life.stops]
         for window in sorted(self.evidence.windows, key=lambda window: window.began):
@@ -133,12 +133,12 @@ class _Judge:
         for began, ended in sorted(spans):
             if began <= written and at <= ended:
                 written = ended + WRITTEN_SECONDS
-        if what:  # whoever ends waits for Redis for a moment only
+        if what:  # a worker that ends waits for Redis only for a moment
             return written == at + WRITTEN_SECONDS
         return written < min(life.fated_at, life.ended_at)
 
     def was_ahead(self, life: Life) -> bool:
-        """Whether it has said that it is alive while the server's clock was ahead."""
+        """Whether it reported being alive while the server's clock was ahead."""
         return any(
             window.kind in CLOCKS
             and window.ended > life.started_at

@@ -1,4 +1,4 @@
-"""What is on the server: messages, what gates hold, and keys that nobody needs any more."""
+"""The contents of the server: messages, entries of gates, and keys that should be gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.crash.history import Key
 _ID = re.compile(rb'"id": ?"([0-9a-f-]{36})"')
 _RETRIES = re.compile(rb'"retries": ?(\d+)')
 
-#: The keys that may stay when queues are empty and workers have ended, and what they hold.
+#: The keys that may stay when queues are empty and workers have ended, and their contents.
 STAY = {
     r"_kombu\.binding.*": "bindings of exchanges, as Kombu keeps them",
     r".*\}:unique(-due)?": "unique keys of delivered messages, until the next unique message",
@@ -35,12 +35,12 @@ _STAY = re.compile("|".join(f"(?:{pattern})" for pattern in STAY))
 
 
 def messages(server: Any) -> dict[Key, list[str]]:
-    """Task messages that are on the server, and in what."""
+    """Task messages that are on the server, each with the keys that have it."""
     found: dict[Key, list[str]] = defaultdict(list)
     with server.client() as client:
         for key in client.scan_iter("*"):
             if key.endswith(b":expectations") or b":outcomes:" in key:
-                continue  # what is known of those that have ended
+                continue  # a key about messages that have ended
             for value in _values(client, key):
                 id, retries = _ID.search(value), _RETRIES.search(value)
                 if id:
@@ -50,7 +50,7 @@ def messages(server: Any) -> dict[Key, list[str]]:
 
 
 def held(server: Any) -> dict[str, int]:
-    """What gates hold: slots, and messages that wait."""
+    """The entries of gates: slots, and messages that wait."""
     found: dict[str, int] = {}
     with server.client() as client:
         for key in client.scan_iter("*:gate:slots*"):
@@ -62,12 +62,12 @@ def held(server: Any) -> dict[str, int]:
 
 
 def leaks(keys: Any) -> list[str]:
-    """Those of all keys of the server that ought not to be there."""
+    """Those of all keys on the server that should be gone."""
     return sorted(key for key in keys if not _STAY.fullmatch(key))
 
 
 def without_replies_of(server: Any, keys: Iterable[str], workers: Set[str]) -> list[str]:
-    """Those keys that are not of late replies of these workers alone to remote control."""
+    """The keys, except those that hold only late replies of these workers to remote control."""
     with server.client() as client:
         return [key for key in keys if not _are_replies_of(client, key, workers)]
 
@@ -86,7 +86,7 @@ def _are_replies_of(client: Any, key: str, workers: Set[str]) -> bool:
 
 
 def all_keys(server: Any) -> list[str]:
-    """The names of all keys without an expiry; those of reply queues have one."""
+    """The names of all keys without an expiry; the keys of reply queues have one."""
     with server.client() as client:
         keys = [key for key in client.scan_iter("*") if client.pttl(key) < 0]
     return [key.decode(errors="replace") for key in keys]
@@ -102,6 +102,6 @@ def _values(client: Any, key: bytes) -> list[bytes]:
 
 
 def _with_id(field: bytes, value: bytes) -> bytes:
-    """A packed message has no id but its field."""
+    """Adds the id to a packed message, which has it only as its field."""
     is_packed = b"\1" in value[:20]
     return b'"id": "' + field.partition(b"\x1f")[0] + b'"' + value if is_packed else value

@@ -1,4 +1,4 @@
-"""Faults of servers with replicas: these take over, and slots of a Cluster move."""
+"""Faults of servers with replicas: a replica takes over, and slots of a Cluster move."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.kit.wait import wait_until
 
 QUEUE, SHARDS = "celery", 6
 
-#: Of Sentinel. Longer than the machine makes a healthy master wait: what a master accepts that
-#: lives on after a false alarm is lost, unless all replicas have it.
+#: For Sentinel. Longer than the machine makes a healthy master wait: after a false alarm, writes
+#: that this master accepts are lost unless all replicas have them.
 DOWN_AFTER_MS = 2_000
 #: While the harness makes the master pause.
 PATIENT_MS = 60_000
 
-#: A killed master is started again after so long, as a replica.
+#: A killed master is restarted as a replica after this time.
 GROUP_DOWN_SECONDS, CLUSTER_DOWN_SECONDS = 2.0, 1.0
 
-#: A move that was given up is tried again so often, and at the end for so long.
+#: How often a move that was given up is retried, and for how long at the end.
 FINISH_EVERY_SECONDS, FINISH_SECONDS = 1.0, 180
 
 
 @dataclass
 class Replicated:
-    """The whole Cluster, or whichever server is the master, where the harness expects a server."""
+    """The whole Cluster, or the current master, in place of a single server."""
 
     all: Any
 
@@ -46,12 +46,12 @@ class Replicated:
 
 @dataclass
 class PausingFaults(Faults):
-    """Nobody reaches a master that closes all connections and then answers nobody.
+    """Pauses a master: it closes all connections and then answers nobody.
 
-    There is no proxy, and what stops a master for long is a failover.
+    There is no proxy. A longer stop of a master is a failover.
     """
 
-    #: What moves with many messages; None: nothing does.
+    #: The queue with many messages whose slot moves; None if there is none.
     reshard: Reshard | None = None
 
     @property
@@ -63,7 +63,7 @@ class PausingFaults(Faults):
         self.all = self.field.server.all
 
     def _be_patient(self, patient: bool) -> None:
-        """Keep others from taking a master for dead that pauses, or let them again."""
+        """Keep others from taking a pausing master for dead, or allow it again."""
 
     @property
     def servers(self) -> list[Server]:
@@ -115,7 +115,7 @@ class Failovers(PausingFaults):
 
     def _be_patient(self, patient: bool) -> None:
         option = "down-after-milliseconds", str(PATIENT_MS if patient else DOWN_AFTER_MS)
-        if not patient:  # they would take one that they have not heard since for dead at once
+        if not patient:  # they would declare a master dead at once that has been silent since
             wait_until(self._is_heard, "all Sentinels hear the master again")
         for sentinel in self.all.sentinels:
             with sentinel.client() as client:
@@ -144,7 +144,7 @@ class ClusterFaults(PausingFaults):
     """Masters of a Cluster die and slots move, under a queue that is spread over all nodes."""
 
     password = clusters.PASSWORD
-    #: A move that the servers gave up: its key, and where to. Nothing strikes them meanwhile.
+    #: A move that the servers gave up: its key and its target. Nothing strikes them meanwhile.
     _half_moved: tuple[str, Server] | None = None
 
     @property
@@ -152,7 +152,7 @@ class ClusterFaults(PausingFaults):
         return self.all.masters()  # type: ignore[no-any-return]
 
     def _heal(self) -> None:
-        """After a step of their clock nodes may call others failing that are well."""
+        """After a step of their clock, nodes may report healthy nodes as failing."""
         with contextlib.suppress(AssertionError):
             super()._heal()
         if half := self._half_moved:
@@ -166,7 +166,7 @@ class ClusterFaults(PausingFaults):
         return hash_tag(shard_name(QUEUE, self.rng.randrange(SHARDS)))
 
     def _failover(self) -> str | None:
-        """Not while the clock is wrong: by that clock the other masters wait for an answer."""
+        """Not while the clock is wrong: the other masters use it to wait for an answer."""
         shard = self._shard()
         if not self._is_well or self._is_on(*CLOCKS):
             return None
@@ -179,7 +179,7 @@ class ClusterFaults(PausingFaults):
         return "master"
 
     def _is_replaced(self, shard: str, old: Server) -> bool:
-        """After a step of their clock masters may not notice for as long as it was ahead."""
+        """After a step of their clock, masters may notice only after as long as it was ahead."""
         try:
             self.all.wait_for_failover(shard, old)
         except AssertionError:
@@ -229,7 +229,7 @@ class ClusterFaults(PausingFaults):
         return "slot"
 
     def _finish_move(self, window: Window) -> None:
-        """Now or later: nothing else stands still meanwhile, such as what starts a dead node."""
+        """Retry until it succeeds. Other work continues meanwhile, such as starting a dead node."""
         assert self._half_moved
         if self.all.finish_move(*self._half_moved):
             self._half_moved, window.ended = None, time.time()

@@ -1,4 +1,4 @@
-"""What a run found, on the terminal."""
+"""Prints the findings of a run on the terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.crash.run import Result
 from tests.crash.schedule import FAULTS
 from tests.crash.verdict import CAUSES
 
-#: So many of the latest executions are shown.
+#: How many of the latest executions are shown.
 SHOWN = 6
 
 TITLES = {"delayed": "`delayed+redis://`", "stock": "`redis://`"}
@@ -144,7 +144,7 @@ def heading(result: Result) -> str:
 
 
 def findings(result: Result) -> str:
-    """The history of each execution that went wrong, and of the workers that it met."""
+    """The history of each execution that went wrong, and of the workers that received it."""
     verdict, lives = result.verdict, {life.name: life for life in result.crew.lives}
 
     def history(key: Key) -> str:
@@ -156,7 +156,7 @@ def findings(result: Result) -> str:
         return "\n".join([found.describe(), *workers, *faults(found)])
 
     def faults(found: Execution) -> Iterator[str]:
-        """What happened while it was on its way, to its workers or to all."""
+        """The faults of its workers, or of all, while it was on its way."""
         others = {*lives} - {line["owner"] for line in found.lines}
         since, until = found.lines[0]["at"] - 1, found.lines[-1]["at"] + 1
         for window in sorted(result.windows, key=lambda window: window.began):

@@ -26,14 +26,14 @@ PROBE_SECONDS = 0.005
 class Reshard:
     """Its messages are due in a month, one in each millisecond.
 
-    `stalls_ms`: the longest wait of a node in each move.
+    `stalls_ms`: the longest wait for a node in each move.
     """
 
     app: Celery
     cluster: Cluster
     messages: int
     stalls_ms: list[float] = field(default_factory=list)
-    #: Moves that the servers gave up, and which had to be finished.
+    #: Moves that the servers gave up and that had to be finished.
     failed: int = 0
 
     key = f"{{{QUEUE}}}"
@@ -51,7 +51,7 @@ class Reshard:
             return int(connection.default_channel.queue_purge(QUEUE))
 
     def move(self, key: str, target: Server) -> None:
-        """Raises what the servers raise where they give it up: somebody has to finish it."""
+        """Raises the servers' error if they give up the move; the caller must finish it."""
         with self._probed():
             try:
                 self.cluster.move(key, target)
@@ -78,7 +78,7 @@ class Reshard:
 
 
 def _probe(client: redis.Redis, over: threading.Event, waits: list[float]) -> None:
-    """How long a node takes to answer, each time."""
+    """Measures repeatedly how long a node takes to answer."""
     with client:
         while not over.wait(PROBE_SECONDS):
             began = time.monotonic()

@@ -33,16 +33,16 @@ from tests.crash.verdict import Verdict, judge
 
 SETTLE_SECONDS = 10
 READY_SECONDS = 60
-#: So long a run waits for faults that found something in their way.
+#: How long a run waits for faults that found something in their way.
 OWED_SECONDS = 60
 
-#: A descriptor that is polled in vain for so long is not about to be dropped.
+#: A descriptor that is polled in vain for this long will not be dropped.
 GHOST_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Order:
-    """What to run. `every_seconds` is the mean time between two faults."""
+    """The settings of a run. `every_seconds` is the mean time between two faults."""
 
     seconds: float
     seed: int
@@ -51,7 +51,7 @@ class Order:
     every_seconds: float = 5
     keep: Path | None = None
     server: str = "single"
-    #: Messages of the queue whose slot moves at once, on a Cluster.
+    #: Messages of the queue whose slot moves as a whole, on a Cluster.
     reshard: int = 20_000
 
     @property
@@ -75,7 +75,7 @@ class Result:
     #: The longest waits in moves of large slots, and how many of these were given up.
     stalls_ms: list[float] = field(default_factory=list)
     given_up: int = 0
-    #: How many messages of such a slot were there at the end.
+    #: How many messages of such a slot remained at the end.
     kept: int = 0
 
 
@@ -83,7 +83,7 @@ Report = Callable[[str, float, str], None]
 
 
 def run(order: Order, report: Report = lambda stage, share, text: None) -> Result:
-    """`report` is told the stage, its share done and figures, a few times a second."""
+    """`report` gets the stage, its share done and figures, a few times a second."""
     with contextlib.ExitStack() as stack:
         directory = order.keep and order.keep.resolve()
         if directory is None:
@@ -128,7 +128,7 @@ class _Run:
         order, broker = self.order, self.broker
         shares = dict(broker.shares)
         if not order.has_policies:
-            # Stock has its own versions, and none of the rest.
+            # The stock transport has its own versions, and none of these.
             for kind in ("redeploy", "policyless", *OPERATED):
                 del shares[kind]
         if "reshard" not in broker.more:
@@ -164,7 +164,7 @@ class _Run:
             each.stop()
         self._settle()
         if self._remains() and self.order.has_policies:
-            faults.go_to_latest()  # a question was asked while the clock was ahead
+            faults.go_to_latest()  # so that a question asked while the clock was ahead gets due
             self._settle()
         ghosts = self._ghosts()
         held = remains.held(self.broker.server)
@@ -198,7 +198,7 @@ class _Run:
             reader = crash_app.make_app(self.broker.settings(None))
             evidence.records = read_records(reader, queues, ids)
             evidence.recorded_at = time.time()
-        if self.broker.clock and self.order.has_policies:  # others go by the worker's clock
+        if self.broker.clock and self.order.has_policies:  # other transports use the worker's clock
             evidence.clock = self.broker.clock.readings
         with server.client() as client:
             version = client.info("server")["valkey_version"]
@@ -254,7 +254,7 @@ class _Run:
                     self._last_due = max(self._last_due, due)
 
     def _settle(self) -> None:
-        """Until all is run and gone, or nothing has run for so long that it never will be."""
+        """Wait until all tasks have run and left the server, or none has run for too long."""
         ended = time.time()
 
         def over() -> bool:
@@ -266,7 +266,7 @@ class _Run:
         self._until("settling", 120, over, self.crew.look_after)
 
     def _ghosts(self) -> list[str]:
-        """Those that stay: a connection may be made anew just now."""
+        """Descriptors seen twice: a connection may be made anew just now."""
         before = self.crew.ghosts()
         time.sleep(GHOST_SECONDS)
         return sorted({*before} & {*self.crew.ghosts()})

@@ -11,14 +11,19 @@ SERVERS = "single", "sentinel", "cluster"
 
 
 class Fault(NamedTuple):
-    """`shares`: on each kind of server; one number: on all. Its traits are some of these.
+    """`shares`: on each kind of server; one number applies to all. Its traits are some of these.
 
-    lasting    It ends later than it strikes.
-    trying     The previous version does not stand it, and is spared.
-    short      It is short, and makes nobody lose a lease.
-    away       The server hears of no ack meanwhile.
-    gentle     It ends no worker, nor does what is replacing a process of a pool or breaking
-               connections. Some of these precede each calm.
+    lasting:
+        It ends later than it strikes.
+    trying:
+        The previous version does not stand it, and is spared.
+    short:
+        It is short, and no worker loses its lease.
+    away:
+        The server receives no acks meanwhile.
+    gentle:
+        It ends no worker. Nor does one that is "replacing" a process of a pool or "breaking"
+        connections. Some of these precede each calm.
     """
 
     meaning: str
@@ -80,11 +85,11 @@ QUIET_SECONDS = 12.0
 
 
 def kinds(trait: str) -> frozenset[str]:
-    """Those with a trait."""
+    """The kinds of faults with a trait."""
     return frozenset(kind for kind, fault in FAULTS.items() if trait in fault.traits.split())
 
 
-#: What only an operator of ours does.
+#: The actions of an operator of this transport.
 OPERATED = frozenset({"queue paused", "tenant paused", "limit lowered"})
 
 LASTING, TRYING, SHORT, AWAY = map(kinds, ("lasting", "trying", "short", "away"))
@@ -92,16 +97,16 @@ CLOCKS = frozenset({"clock minute", "clock hour"})
 
 
 def shares(server: str) -> dict[str, int]:
-    """How often each fault strikes a kind of server, beside the others."""
+    """How often each fault strikes a kind of server, relative to the others."""
     return {kind: share for kind, fault in FAULTS.items() if (share := fault.share(server))}
 
 
 def schedule(
     seed: int, seconds: float, interval_seconds: float, shares: Mapping[str, int]
 ) -> list[tuple[float, str]]:
-    """When which fault strikes, in seconds from the start.
+    """Each fault and when it strikes, in seconds from the start.
 
-    Storms and calms take turns. The first storm has each kind once, whatever the seed.
+    Storms and calms take turns. The first storm has each kind once, with any seed.
     """
     rng = random.Random(seed)
     plan: list[tuple[float, str]] = []
@@ -118,7 +123,7 @@ def schedule(
 
 
 def _gentle(rng: random.Random, shares: Collection[str]) -> list[str]:
-    """One that replaces, one that breaks and any one, in any order."""
+    """One fault that replaces, one that breaks and any one of all, in any order."""
     replacing, breaking, others = (
         sorted(kinds(trait) & {*shares}) for trait in ("replacing", "breaking", "gentle")
     )

@@ -1,4 +1,4 @@
-"""A kill at every step of what people and backups do: done again, it is as if done once."""
+"""A kill at every step of operations by people and backups: done again, it is as if done once."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_unique_task_that_is_sent_again(
 
 @pytest.mark.parametrize(("conflict", "runs"), [("replace", "1"), ("debounce", "0")])
 def test_a_unique_task_that_is_due(conflict: str, runs: str, client: redis.Redis) -> None:
-    """The other one, this one, or at its time the other's push: one of them runs, and once."""
+    """Either this one, the other one, or at its due time the push of the other: one runs, once."""
     case, found = second_with_the_key(conflict, str(NOW_MS)), set()
     for death in every_death(client, case):
         bodies = inherit(client)
@@ -160,7 +160,7 @@ def test_a_restore_of_dead_letters_that_is_repeated(client: redis.Redis) -> None
 
 
 def damaged(store: Store) -> None:
-    """Orphans, entries without a message, a forgotten partition, other times; nobody is told."""
+    """Orphans, entries without a message, a forgotten partition, other times; no wake tokens."""
     client, store.partition_size = store.client, 4
     store.schedule("q", [entry(id, DUE_MS + int(id)) for id in MANY])
     names = [name.decode() for name in client.zrange("{q}:partitions", 0, -1)]
@@ -261,7 +261,7 @@ def test_what_has_happened_is_told_and_nothing_else(
     goes: bool,
     client: redis.Redis,
 ) -> None:
-    """`where` the messages are that it happened to, or no more, if it `goes`."""
+    """`where` the messages are after the event, or were before, if it `goes`."""
     case, found = Case(move, setup, event_limit=1000), set()
     for death in every_death(client, case):
         told = events.read(living_store(client, case), "q")

@@ -1,4 +1,4 @@
-"""A kill at every step of a gate's moves: nothing waits for ever, no slot stays with the dead."""
+"""A kill at every step of a gate's moves: nothing waits forever, no slot stays with the dead."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def with_tickets(store: Store, due_ms: int = 0) -> None:
 
 
 def claim(store: Store, consumer: str, tag: int, gate: Gate = GATE) -> list[str]:
-    """The ids of what may run; what has no ticket waits for its turn from now on."""
+    """Returns the ids that may run; messages without tickets wait for their turn from now on."""
     answer = store.deliver("q", consumer, 4, tag, lease_ms=LEASE_MS, gate=gate)
     assert answer is not None
     records = list(enumerate(answer.records, tag))

@@ -1,4 +1,4 @@
-"""A kill at every step: whatever was sent or answered last, messages are delivered as promised."""
+"""A kill at every step, of any command or answer: messages are delivered as promised."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def deliver_due(store: Store) -> None:
 
 
 def held_by_the_dead(store: Store) -> None:
-    """Another consumer held all and has died; what the move does comes after its lease."""
+    """Another consumer held all and has died; the move comes after its lease has expired."""
     publish(store)
     deliver(store, "dead")
 
@@ -60,13 +60,13 @@ def reclaim(store: Store) -> None:
 
 
 def recover(store: Store) -> None:
-    """As a consumer does whose answer was lost with its connection, before it leaves."""
+    """Recovers as a consumer does that lost an answer with its connection, before it leaves."""
     assert len(store.leases.recover("q", "A", 0)) == len(MANY)
     store.leases.leave("q", "A")
 
 
 def unannounced(store: Store) -> None:
-    """Some are ready, the others delayed, and who was told of them has died."""
+    """Some are ready, the others delayed, and the consumer that was woken for them has died."""
     store.publish("q", [entry(id) for id in MANY[:3]])
     store.schedule("q", [entry(id, DUE_MS) for id in MANY[3:]])
     store.client.delete("{q}:wake")
@@ -168,7 +168,7 @@ def test_announced_or_not_and_then_announced_again(client: redis.Redis) -> None:
 
 @pytest.mark.parametrize("name", ["publish", "schedule"])
 def test_sent_again_by_a_successor_or_a_retry(name: str, client: redis.Redis) -> None:
-    """At least once: a list does not know its members, what had arrived there is there twice."""
+    """At least once: a list does not know its members, so a message that had arrived is doubled."""
     for death in every_death(client, CASES[name]):
         arrived = Counter(json.loads(text)["body"] for text in client.lrange("q", 0, -1))
         CASES[name].move(Store(client, now=str(NOW_MS)))
@@ -183,7 +183,7 @@ def test_published_and_died_is_delivered_once(name: str, client: redis.Redis) ->
         assert list(found) == MANY[: len(found)], f"{name} at {death}"
 
 
-# A whole consumer: what it does from its first claim to its end.
+# A whole consumer, from its first claim to its end.
 
 
 def life(store: Store, polls: bool = False) -> None:
@@ -197,7 +197,7 @@ def life(store: Store, polls: bool = False) -> None:
         reader.read()
         reader.qos.ack(reader.take())
         reader.qos.reject(reader.take(), requeue=True)
-        reader.read()  # the server is known to have all scripts: this claim is not waited for
+        reader.read()  # the server surely has all scripts: this claim is not waited for
         reader.consumer.close()
     finally:
         reader.consumer.lease.end()
@@ -228,7 +228,7 @@ def test_a_consumer_that_dies_at_any_command(client: redis.Redis, polls: bool) -
 
 
 def test_a_second_consumer_that_dies_while_it_takes_over(client: redis.Redis) -> None:
-    """Reclaimed by one that dies as well: the third is delivered all, each once."""
+    """Reclaimed by one that dies as well: the third gets all messages, each once."""
 
     def first_dies(store: Store) -> None:
         publish(store)

@@ -1,4 +1,4 @@
-"""What ends a call at any moment, such as gevent's Timeout or a signal's error, ends only that."""
+"""An error raised at any moment, such as gevent's Timeout or by a signal, ends only that call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.kit.tasks_app import Settings, make_app
 pytestmark = [
     pytest.mark.crash,
     pytest.mark.thorough,
-    # Where it meets a finalizer of redis-py's, Python says so and goes on.
+    # If it interrupts a finalizer of redis-py, Python reports that and continues.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -38,7 +38,7 @@ OPERATIONS: dict[str, Callable[[Celery, Delayed, str], Any]] = {
     "get": lambda app, delayed, id: delayed.get(id),
     "expect": lambda app, delayed, id: expect(id, app=app),
 }
-#: An operation of so many calls is interrupted at about so many of them.
+#: How many moments, spread over its calls, an operation is interrupted at.
 MOMENTS = 150
 
 
@@ -47,10 +47,10 @@ class Interrupt(BaseException):
 
 
 def interrupted(operation: Callable[[], Any], at: int, entering: bool = False) -> int:
-    """Interrupt it after so many calls of ours or redis-py's; returns how many there were.
+    """Interrupt it after `at` calls of ours or redis-py's; returns how many calls there were.
 
-    Or else, as Python 3.14 alone does it, when so many locks were taken by a `with` that will not
-    release them (python/cpython#148874).
+    With `entering`, as Python 3.14 alone does it: after `at` locks were taken by a `with` that will
+    not release them (python/cpython#148874).
     """
     count = 0
 
@@ -61,7 +61,7 @@ def interrupted(operation: Callable[[], Any], at: int, entering: bool = False) -
         if (event == "c_return" and of.__name__ == "__enter__") is entering:
             count += 1
             if count == at:
-                raise Interrupt  # which ends the watch, too
+                raise Interrupt  # it ends the watch, too
 
     sys.setprofile(watch)
     try:
@@ -88,7 +88,7 @@ def app(server: Server) -> Celery:
 
 @pytest.fixture
 def delayed(app: Celery) -> Iterator[Delayed]:
-    """It has been used once."""
+    """A `Delayed` that has been used once."""
     delayed = install(app)
     use(app, delayed, "first")
     yield delayed
@@ -97,7 +97,7 @@ def delayed(app: Celery) -> Iterator[Delayed]:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_interrupted_call(app: Celery, delayed: Delayed, name: str) -> None:
-    """Others go on, in the same thread and in another one, and are answered what is theirs."""
+    """Later calls in the same thread and in another one get their own answers."""
     operation = OPERATIONS[name]
     total = interrupted(lambda: operation(app, delayed, "whole"), 0)
     with ThreadPoolExecutor(1) as other:
@@ -110,7 +110,7 @@ def test_an_interrupted_call(app: Celery, delayed: Delayed, name: str) -> None:
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="a with releases what it has taken")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_lock_that_stays_locked(app: Celery, delayed: Delayed, name: str) -> None:
-    """The thread goes on, such as that of a task with a soft time limit; others would wait."""
+    """The thread continues, as after a soft time limit of a task; other threads would wait."""
     operation = OPERATIONS[name]
     total = interrupted(lambda: operation(app, delayed, "whole"), 0, entering=True)
     assert total > 0

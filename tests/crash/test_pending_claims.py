@@ -1,4 +1,4 @@
-"""A consumer whose event loop polls does not wait for a claim, and loses nothing of its answer."""
+"""A consumer with a polling event loop does not wait for a claim, and loses no answer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("no_keeper")]
 
 NOW_MS = 1_000_000
 LEASE_MS = 30_000
-#: So long nobody waits in a test: what does not wait for an answer goes on before.
+#: No test waits for this long: work that needs no answer happens before.
 NEVER = 3600.0
 
 
 @pytest.fixture
 def reader(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
-    """It holds one of eight messages, and has not asked for the others."""
+    """It has one of eight messages, and has not asked for the others."""
     monkeypatch.setattr(request_module, "POLL_SECONDS", NEVER)
     with own_server.client() as client:
         reader = Reader(dying_store(client, NOW_MS), prefetch_count=8, polls=True)
@@ -38,7 +38,7 @@ def reader(own_server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Read
 
 
 def ask(reader: Reader) -> None:
-    """Send a claim, and do not look for its answer."""
+    """Send a claim, and do not read its answer."""
     (part,) = reader.consumer.parts
     part.claims.sources["q"].ready = True
     reader.consumer.step()
@@ -46,7 +46,7 @@ def ask(reader: Reader) -> None:
 
 
 def take_all(reader: Reader) -> list[str]:
-    """What it has taken when it has come round a few times; it holds just that."""
+    """The messages it has taken after a few rounds; it holds only these."""
     for _ in range(3):
         reader.read()
     return [payload["body"] for payload in reader.got]
@@ -81,7 +81,7 @@ def test_then_it_waits_as_for_any_answer(reader: Reader, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("outstanding", [False, True])
 def test_one_with_nothing_else_to_do_waits(reader: Reader, outstanding: bool) -> None:
-    """Or one whose tasks run in its own thread."""
+    """The same holds for one whose tasks run in its own thread."""
     if outstanding:
         reader.consumer.session.runs_here = True
     else:
@@ -92,7 +92,7 @@ def test_one_with_nothing_else_to_do_waits(reader: Reader, outstanding: bool) ->
 
 
 def test_queues_have_the_room_that_others_leave(reader: Reader) -> None:
-    """One behind the other, while the loop goes on."""
+    """One after the other, while the loop continues."""
     consumer = reader.consumer
     consumer.session.cycle.update(["q", "few", "many"])
     for queue in ("few", "many"):
@@ -135,7 +135,7 @@ def test_a_queue_that_is_cancelled_before_its_turn_is_not_asked(reader: Reader) 
 
 
 def get_one(reader: Reader) -> None:
-    """A program may do so beside what it consumes."""
+    """A program may do so while it consumes."""
     assert reader.consumer.get("q", False) is None
 
 
@@ -205,7 +205,7 @@ def test_the_keeper_gives_it_to_others_where_the_loop_is_stuck(
 def test_what_the_keeper_is_giving_to_others_is_not_found_anew(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Server and loop go on together: the loop asks what it holds just before the keeper tells."""
+    """Server and loop resume at once: the loop checks its messages just before the release."""
     ask(reader)
     consumer = reader.consumer
     later = consumer.lease.clock() + LEASE_MS / 1000
@@ -229,7 +229,7 @@ def test_what_the_keeper_has_yet_to_give_to_others_is_not_taken_for_older_data(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """It could not reach the server, and the loop is the first to reach it again."""
+    """The keeper could not reach the server, and the loop is the first to reach it again."""
     ask(reader)
     consumer = reader.consumer
     (part,) = consumer.parts

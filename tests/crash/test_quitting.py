@@ -1,4 +1,4 @@
-"""A signal meets a worker in a moment that its pool does not expect."""
+"""A signal reaches a worker at a moment that its pool does not expect."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.thorough, pytest.mark.crash]
 
 @pytest.mark.parametrize("pool", ["gevent", "prefork"])
 def test_a_worker_ends_whatever_its_signal_meets(server: Server, tmp_path: Path, pool: str) -> None:
-    """A greenlet that has the connection's lock, or the reading of what a process says.
+    """A greenlet has the connection's lock, or the worker is reading the output of a process.
 
-    The worker's own greenlet waits for that lock, and the process for what it has said.
+    The worker's own greenlet waits for that lock, and the process waits to be read.
     """
     settings = Settings(f"delayed+{server.url}", ledger=str(tmp_path / "ledger"))
     make_app(settings).tasks["late"].delay()
@@ -39,7 +39,7 @@ def test_a_worker_ends_whatever_its_signal_meets(server: Server, tmp_path: Path,
 def test_a_worker_ends_while_its_server_is_away(
     own_server: Server, tmp_path: Path, pool: str
 ) -> None:
-    """Its heartbeat, which nobody takes, holds nobody up: the tasks end when that is due."""
+    """Its heartbeat, which does not arrive, delays nothing: the tasks end when due."""
     settings = Settings(f"delayed+{own_server.url}", ledger=str(tmp_path / "ledger"))
     with make_app(settings) as app:
         app.tasks["sleep"].delay(4)

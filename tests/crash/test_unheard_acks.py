@@ -1,4 +1,4 @@
-"""Acks are not waited for: one that the server refuses, or never hears of, is soon sent again."""
+"""Acks are not waited for: one that the server refuses, or never receives, is soon sent again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW_MS = 1_000_000
 
 
 def reader_of(client: redis.Redis) -> Reader:
-    """It holds three messages and has acked a fourth one; it claims no more."""
+    """It holds three messages and has acked a fourth; it claims no more."""
     store = dying_store(client, NOW_MS)
     store.event_limit = 100
     reader = Reader(store)
@@ -44,7 +44,7 @@ def held(server: Server, reader: Reader) -> str:
 
 
 def come_back(reader: Reader, done: Callable[[], bool]) -> None:
-    """Step when the consumer says, and no sooner; it never is to stay away for long."""
+    """Step when the consumer asks for it, and no sooner; it must never stay away for long."""
     at = reader.consumer.step()
 
     def turn() -> bool:
@@ -65,7 +65,7 @@ def test_it_is_sent_again_though_nothing_else_is_said(
     own_server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether the connection is looked at before the ack is sent or not."""
+    """Whether or not the connection is checked before the ack is sent."""
     with own_server.client() as client:
         reader = reader_of(client)
         assert held(own_server, reader) == "bcd"
@@ -79,7 +79,7 @@ def test_it_is_sent_again_though_nothing_else_is_said(
 def test_it_goes_with_the_claim_that_follows(
     own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each packet costs the worker and the server more than what is in it."""
+    """A packet costs the worker and the server more than its contents."""
     with own_server.client() as client:
         reader = reader_of(client)
         consumer = reader.consumer
@@ -108,7 +108,7 @@ def test_it_goes_with_the_claim_that_follows(
 def test_it_waits_for_a_claim_that_waits_for_more_room(
     with_slots: bool, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No longer than that."""
+    """It waits no longer than that."""
     with own_server.client() as client:
         reader = waiting_reader(client, monkeypatch, with_slots)
         assert reader.consumer.step() <= monotonic() + 60
@@ -125,7 +125,7 @@ def test_it_waits_for_a_claim_that_waits_for_more_room(
 def test_slots_wait_no_longer(
     others_wait: bool, own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not at all where the last claim found less than it wanted: limits may be why."""
+    """And not at all if the last claim found less than it wanted: limits may be the cause."""
     with own_server.client() as client:
         reader = waiting_reader(client, monkeypatch, with_slots=True)
         if others_wait:
@@ -154,7 +154,7 @@ def waiting_reader(
 
 
 def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:
-    """In the thread that would hear of a refused ack; later it would not for as long as that."""
+    """The thread of a task that blocks could not learn of a refused ack until the task ends."""
     with own_server.client() as client:
         reader = reader_of(client)
         consumer, seen = reader.consumer, []
@@ -175,7 +175,7 @@ def test_it_is_known_before_a_task_may_block(own_server: Server) -> None:
 def test_one_long_task_among_quick_ones(
     own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker in whose thread tasks run: the next long one must not find it unprepared."""
+    """A worker whose tasks run in its own thread: it must be prepared for the next long one."""
     with own_server.client() as client:
         reader = reader_of(client)
         consumer, prepared, found = reader.consumer, [], []

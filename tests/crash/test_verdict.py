@@ -1,4 +1,4 @@
-"""What counts as the cause of a second run, what as over a limit, and what does not."""
+"""The possible causes of a second run or of exceeded limits, and findings that are no fault."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
         (ALIVE, AGAIN_AT - 5, AGAIN_AT - 5, cut_off(CUT_AT, 5), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 5, "third"), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, cut_off(CUT_AT, 1.25), verdict.UNEXPLAINED),
-        # Version 0.1.0 forgot in a warm shutdown what a process had been given and not begun.
-        # It could not say so, as the server was out of reach when it ended.
+        # Version 0.1.0 forgot in a warm shutdown the tasks that a process had been given and had
+        # not begun. It could not report them, as the server was out of reach when it ended.
         (told_to_end(""), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE, 9), verdict.NOT_ACKED),
         (told_to_end(""), LONG_BEFORE, LONG_BEFORE, away(LONG_BEFORE, 0.2), verdict.UNEXPLAINED),
         # Nor did it wait for the server, once it was told to end.
@@ -138,7 +138,7 @@ ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
         (told_to_end("previous"), AGAIN_AT, None, None, verdict.PREVIOUS),
         (told_to_end("previous"), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
         (told_to_end(""), AGAIN_AT, None, None, verdict.UNEXPLAINED),
-        # Who was cut off as all others were keeps what it has, however long that took.
+        # A worker that was cut off together with all others keeps its messages, however long.
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "outage"), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "clock hour"), verdict.UNEXPLAINED),
     ],
@@ -171,7 +171,7 @@ def test_version_0_1_0_goes_by_its_clock_after_an_outage(
 @pytest.mark.parametrize(
     ("kind", "received", "acked", "cause"),
     [
-        # What was not acked before it: its ack may have been on its way.
+        # Messages that were not acked before it: their acks may have been on their way.
         ("planned failover", KILLED_AT + 0.1, NEVER, verdict.NOT_REPLICATED),
         ("planned failover", LONG_BEFORE, JUST_BEFORE, verdict.NOT_REPLICATED),
         ("planned failover", JUST_BEFORE, NEVER, verdict.UNEXPLAINED),
@@ -311,7 +311,7 @@ def test_each_key_has_its_own_slots_and_weights_count() -> None:
         ({"fate": "killed", "fated_at": 96}, None, 95.9, 1, 0),
         ({"fate": "killed", "fated_at": 96}, None, 96.1, 0, 0),
         ({"fate": "by itself", "fated_at": 96}, None, 95.9, 0, 0),
-        # A stopped process has its slots until its lease may have ended, and then others have.
+        # A stopped process has its slots until its lease may have ended; then others get them.
         ({"stops": [[96, 99.5]]}, 99.6, 96.5, 1, 0),
         ({"stops": [[96, 99.5]]}, 99.6, 98, 0, 1),
         ({"stops": [[96, 99.5]]}, 99.6, 99.7, 0, 0),
@@ -374,7 +374,7 @@ def test_so_many_begin_in_a_time(last_seconds: float, too_fast: bool) -> None:
     stepped = Readings()
     stepped.stepped(89.9, 90.02, 60)
     assert limits_of(life("first"), *journal, uses=turns, clock=stepped).good
-    for n, part in enumerate(journal):  # as their workers were slow to tell
+    for n, part in enumerate(journal):  # as their workers reported late
         part[0]["at"] = 80 + n
     assert limits_of(life("first"), *journal, uses=turns).good
 

@@ -1,4 +1,4 @@
-"""What counts as a record that is missing, untrue, or of a worker that has ended."""
+"""Whether a record counts as missing, untrue, or of a worker that has ended."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_never_happened() -> None:
     executions = collect([], [])
     assert not executions
     found = judged(life("first"), AT, history("received", "started", "succeeded", worker="x@test"))
-    assert len(found.untrue) == 1  # somebody else began it
+    assert len(found.untrue) == 1  # another worker began it
     assert len(found.missing) == 1
 
 

@@ -1,4 +1,4 @@
-"""What counts as late, early, unanswered or leaked, where clocks step and pools end tasks."""
+"""Whether tasks and keys count as late, early, unanswered or leaked, with stepped clocks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Lines = list[dict[str, Any]]
 
 
 def at_once(number: int, late_ms: float) -> Lines:
-    """Sent at 90 s, and started so much later."""
+    """Tasks sent at 90 s, and started this many milliseconds later."""
     published = lines(SENDER, (90, "publish", {}), (90, "taken", {}))
     run = task("", "other", 90 + late_ms / 1000, 95)
     return [dict(line, id=f"t{number}") for line in [*published, *run]]
@@ -197,7 +197,7 @@ def stepped(*steps: tuple[float, float]) -> Readings:
     [
         (stepped(), 99.9, True, 0),
         (stepped(), 100.5, False, 500),
-        # A step ahead makes it due, and what is due stays so.
+        # A step ahead makes it due, and it stays due afterwards.
         (stepped((95, 60)), 95.5, False, 600),
         (stepped((95, 60), (96, 0)), 97, False, 2100),
         (stepped((95, 60), (96, 0)), 94.8, True, 0),

@@ -1,4 +1,4 @@
-"""A process that was stopped beyond its lease delivers nothing of what others have by now."""
+"""A process that was stopped beyond its lease delivers no messages that others have by now."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_nothing_is_handed_out_while_it_cannot_ask(
 def test_a_claim_that_is_carried_out_late_overwrites_nothing(
     client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was on its way when its connection broke; what came then is in the consumer's hands."""
+    """Its connection broke while it was on its way; the consumer has what it claimed afterwards."""
     reader = Reader(dying_store(client, NOW_MS))
     consumer, store = reader.consumer, reader.consumer.store
     with monkeypatch.context() as patch:
@@ -94,7 +94,7 @@ def test_a_claim_that_is_carried_out_late_overwrites_nothing(
     assert client.hlen(store.keys("q").unacked(name)) == 6
 
 
-# What the program was handed and has not begun.
+# Messages that were handed out to the program and have not begun.
 
 
 @pytest.mark.parametrize("limit", [1, 250])
@@ -126,7 +126,7 @@ def test_what_was_given_up_is_not_begun(reader: Reader) -> None:
 
 
 def test_a_signal_handler_meets_no_lock_of_its_own_thread(reader: Reader) -> None:
-    """It may come just before a flush, or a command, says that it has begun."""
+    """It may interrupt a flush, or a command, just before that has marked its begin."""
     store, qos = reader.consumer.store, reader.qos
     reader.qos.ack(reader.take())
     for lock in (qos.outbox._flushing, store.run._lock):

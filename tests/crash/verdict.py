@@ -47,7 +47,7 @@ CAUSES = (
 GREENLETS = frozenset({"gevent", "eventlet"})
 #: An ack leaves with the next turn of the event loop, on a machine that is busy.
 ACK_SECONDS = 0.5
-#: So long after an outage those that it held up have arrived.
+#: How long after an outage the acks that it held up have arrived.
 ACK_RECOVERY_SECONDS = 1.0
 
 
@@ -61,7 +61,7 @@ class Verdict:
     stuck: list[Execution] = field(default_factory=list)
     early: list[Execution] = field(default_factory=list)
     earliest_ms: float = 0.0
-    #: Follows a task that did not come to its end: that one is counted.
+    #: Follows a task that did not reach its end: that one is counted.
     not_sent: int = 0
     #: Acked when it started, and its worker died before the first line of the task.
     dropped: list[Execution] = field(default_factory=list)
@@ -69,10 +69,10 @@ class Verdict:
     unexplained: list[Execution] = field(default_factory=list)
     failed: list[Execution] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
-    #: Of what waits for room within limits as well.
+    #: Includes tasks that wait for capacity within limits.
     limited_late_ms: list[float] = field(default_factory=list)
-    #: Until a worker had it, outside of faults and of the recovery from them: what keeps it waiting
-    #: from then on are other tasks in the worker's pool.
+    #: Until a worker received it, outside of faults and of the recovery from them. Later delays are
+    #: caused by other tasks in the worker's pool.
     calm_late_ms: dict[Key, float] = field(default_factory=dict)
     #: Messages that were on the server at the end, and in which keys.
     left: Mapping[Key, list[str]] = field(default_factory=dict)
@@ -80,11 +80,11 @@ class Verdict:
     answers: Answers = field(default_factory=Answers)
     pings: Pings = field(default_factory=Pings)
     records: Records = field(default_factory=Records)
-    #: Keys that ought not to be on the server any more.
+    #: Keys that should be gone.
     leaked: Sequence[str] = ()
-    #: What workers polled in vain.
+    #: Descriptors that workers polled in vain.
     ghosts: Sequence[str] = ()
-    #: Of a task that no fault strikes, while it was calm.
+    #: Lateness of a task that no fault strikes, while it was calm.
     control_ms: list[float] = field(default_factory=list)
 
     @property
@@ -147,7 +147,7 @@ class _Judge:
             verdict.lost.append(execution)
 
     def _broke_off_before(self, key: Key) -> bool:
-        """Whether the task that is to send it has not done so: that one counts, wherever it is."""
+        """Whether the task that should send it has not done so: that one counts, wherever it is."""
         parent = self.executions.get(key)
         return parent is not None and parent.expected and not parent.completed
 
@@ -158,8 +158,7 @@ class _Judge:
             life is not None
             and life.fate in DEATHS
             and acked <= life.ended_at
-            and life.fated_at
-            < self._arrived(acked, life)  # what runs waits for its ack to be there
+            and life.fated_at < self._arrived(acked, life)  # a run waits until its ack has arrived
         )
 
     def repeated(self, execution: Execution, verdict: Verdict) -> None:
@@ -193,7 +192,7 @@ class _Judge:
         failed = before.count("publish failed")
         fresh = sum(not r.redelivered for r in execution.runs if r.start < run.start)
         if fresh >= before.count("publish") + failed:
-            return None  # each message that there can be has run already
+            return None  # each message that can exist has run already
         if failed:
             return AMBIGUOUS
         parent = self.executions.get(execution.parent) if execution.parent else None
@@ -203,7 +202,7 @@ class _Judge:
 
     def _held_before(self, execution: Execution, run: Run) -> str | None:
         earlier = [h for h in execution.holds if h.at <= run.start and h.run is not run]
-        # A zombie goes on with what it holds when others have run it already.
+        # A zombie keeps running a message that others have run already.
         own = [h for h in execution.holds if h.run is run]
         for hold in [*reversed(earlier), *own]:
             if cause := self._why_not_done(hold):
@@ -255,13 +254,13 @@ class _Judge:
         return any(each.started_at <= until and each.ended_at >= since for each in lives)
 
     def _is_away(self, since: float, until: float) -> bool:
-        """Whether there was a time between two moments in which nobody reached the server."""
+        """Whether the server was out of reach at some time between two moments."""
         away = (window for window in self.evidence.windows if window.kind in AWAY)
         last = max(since, until)
         return any(window.began <= last and since <= window.ended for window in away)
 
     def _sent(self, hold: Hold, life: Life) -> float:
-        """When its ack was sent: of a solo worker not before its only thread was free."""
+        """When its ack was sent: by a solo worker not before its only thread was free."""
         if life.pool != "solo" or hold.run is None:
             return hold.done
         return max(hold.done, hold.run.end)
@@ -269,7 +268,7 @@ class _Judge:
     def _arrived(self, sent: float, life: Life) -> float:
         """Until when an ack may not have reached the server.
 
-        At least while that was away, or a greenlet of the worker let no other one run.
+        At least while the server was away, or a greenlet of the worker blocked the others.
         """
         arrived = sent + ACK_SECONDS
         for window in sorted(self.evidence.windows, key=lambda window: window.began):
