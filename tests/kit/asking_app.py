@@ -1,4 +1,4 @@
-"""The app for tests, with tasks that ask: for workers that name it."""
+"""The app for workers in tests, with tasks that ask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ install(app)
 
 
 def die_once(where: str) -> None:
-    """Kill this process as the kernel does when memory runs out, but only one."""
+    """Kill this process as the kernel does when memory runs out, but only the first caller."""
     mark = Path(f"{app.conf.ledger}.{where}")
     if not mark.exists():
         mark.touch()

@@ -29,7 +29,7 @@ def due_times(client: redis.Redis, queue: str = "q") -> list[list[int]]:
 
 
 def records(client: redis.Redis, queue: str = "q", of: str = "messages") -> dict[str, str]:
-    """Priority step + due time + message of all that is delayed, whatever bucket it is in.
+    """Priority step + due time + message of all delayed messages, from all buckets.
 
     `of` may name another key that is spread over buckets.
     """

@@ -1,4 +1,4 @@
-"""What consumers of the queue `q` do, and a server that has no memory left."""
+"""Steps of consumers of the queue `q`, and a server without free memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bodies(answer: Delivered) -> list[str]:
 
 def ack(store: Store, *tags: int, consumer: str = "A", **more: Any) -> None:
     store.ack("q", consumer, tags, on_error=_refused, **more)
-    store.size("q")  # an ack does not wait; what comes after it does
+    store.size("q")  # an ack does not wait; the command after it does
 
 
 def free(store: Store, *tags: int) -> None:
@@ -51,7 +51,7 @@ def _refused() -> None:
 
 @contextmanager
 def full(client: redis.Redis) -> Iterator[None]:
-    """Leave no memory to the server."""
+    """Leave the server no memory."""
     client.config_set("maxmemory", 1)
     try:
         with pytest.raises(redis.exceptions.OutOfMemoryError):

@@ -10,12 +10,12 @@ from typing import Any
 
 from tests.kit.servers import Server, missing, start_server
 
-#: Where Debian's package libfaketime has it.
+#: The path in Debian's package libfaketime.
 LIBRARY = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 
 class Clock:
-    """The clock of servers: `step` moves it, forwards or backwards, at once and for good."""
+    """The clock of servers; `step` moves it forwards or backwards, at once and permanently."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the servers have to be started with."""
+        """The environment that servers must be started with."""
         return {
             "LD_PRELOAD": str(LIBRARY),
             "FAKETIME_TIMESTAMP_FILE": str(self._path),
@@ -34,11 +34,11 @@ class Clock:
         }
 
     def step(self, seconds: float) -> None:
-        """Set the clock forward, or back where the number is negative."""
+        """Move the clock forward, or back if the number is negative."""
         self.set(self._ahead_seconds + seconds)
 
     def set(self, ahead_seconds: float) -> None:
-        """Let it be so far ahead of this machine's."""
+        """Set it this far ahead of this machine's clock."""
         self._ahead_seconds = ahead_seconds
         temporary = self._path.with_suffix(".new")
         temporary.write_text(f"{ahead_seconds:+.3f}\n")

@@ -1,4 +1,4 @@
-"""A Cluster of masters with replicas, every server a process of its own."""
+"""A Cluster of masters with replicas; every server is a process of its own."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ SLOTS = 16_384
 
 @dataclass
 class Cluster:
-    """Its servers; which of them are masters changes with failovers."""
+    """A Cluster's servers; failovers change which of them are masters."""
 
     kind: str
     directory: Path
     servers: list[Server]
-    #: Of each master: one or none.
+    #: The number of replicas of each master: one or none.
     replicas: int = 1
     append_only: bool = True
     environment: dict[str, str] | None = None
-    #: Why `finish_move` was in vain.
+    #: Why `finish_move` failed.
     unfinished = ""
 
     @property
     def url(self) -> str:
-        """Behind `delayed+`: two of the nodes, which know the others."""
+        """The part of the URL behind `delayed+`: two of the nodes, which know the others."""
         first, second = self.servers[0].port, self.servers[1].port
         return f"rediscluster://:{PASSWORD}@127.0.0.1:{first};127.0.0.1:{second}"
 
@@ -55,7 +55,7 @@ class Cluster:
         )
 
     def nodes(self, server: Server | None = None) -> list[list[str]]:
-        """The lines of CLUSTER NODES, as a server sees them."""
+        """The lines of CLUSTER NODES, as seen by a server."""
         servers = [server] if server else [s for s in self.servers if s.running]
         with self.client(servers[0]) as client:
             text = _bytes(client, "CLUSTER", "NODES")
@@ -68,7 +68,7 @@ class Cluster:
         return owners[0]
 
     def _owners(self, slot: int, server: Server | None = None) -> list[Server]:
-        """Who has a slot, as a server sees it."""
+        """The owners of a slot, as seen by a server."""
         return [self._at(fields) for fields in self.nodes(server) if _has(fields, slot)]
 
     def _at(self, fields: list[str]) -> Server:
@@ -82,7 +82,7 @@ class Cluster:
         return [slot for slot in range(SLOTS) if _has(fields, slot)]
 
     def masters(self) -> list[Server]:
-        """Those with slots. A replica may have the move that it was doing before."""
+        """The servers with slots. A replica may have the move that it was doing before."""
         return [self._at(fields) for fields in self.nodes() if _ranges(fields)]
 
     def replicas_of(self, master: Server) -> list[Server]:
@@ -109,7 +109,7 @@ class Cluster:
         return [*found.values()]
 
     def wait_for_failover(self, key: str, old: Server, timeout_seconds: float = 20) -> Server:
-        """Until another server has the slot of a key, and says so."""
+        """Wait until another server has the slot of a key, and says so."""
 
         def has_moved() -> bool:
             with contextlib.suppress(RedisError):
@@ -142,7 +142,7 @@ class Cluster:
                 old.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
 
     def begin_move(self, key: str, target: Server) -> None:
-        """A key's slot is on its way to another master from now on, and no key of it has moved."""
+        """Start the move of a key's slot to another master; no key has moved yet."""
         source, slot = self.master_of(key), key_slot(key.encode())
         source_id, target_id = self.id_of(source), self.id_of(target)
         with self.client(source) as old, self.client(target) as new:
@@ -150,9 +150,9 @@ class Cluster:
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
 
     def finish_move(self, key: str, target: Server) -> bool:
-        """Bring a slot to a master whatever a broken move has left, as `redis-cli --cluster fix`.
+        """Bring a slot to a master after a move that broke off, as `redis-cli --cluster fix` does.
 
-        Returns whether all agree that it is there. Where servers are down or lag it takes another
+        Returns whether all agree that it is there. If servers are down or lag, it takes another
         call; `unfinished` says why. A replica of the target may have taken over from it.
         """
         try:
@@ -169,7 +169,7 @@ class Cluster:
         return True
 
     def _bring(self, slot: int, target: Server) -> None:
-        """Move a slot's keys to a master from all others, whoever is said to have the slot."""
+        """Move a slot's keys to a master from all others, even if these do not own the slot."""
         target_id = self.id_of(target)
         others = [server for server in self.masters() if server is not target]
         with contextlib.ExitStack() as stack:
@@ -182,7 +182,7 @@ class Cluster:
                     continue
                 if not self._says(target, slot, target):
                     new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", self.id_of(server))
-                # Only where it is on its way may keys be moved from it.
+                # Keys may be moved from a server only while the slot is on its way.
                 way = "MIGRATING" if self._says(server, slot, server) else "IMPORTING"
                 client.execute_command("CLUSTER SETSLOT", slot, way, target_id)
                 self._move_keys(client, target, slot, True)
@@ -206,9 +206,9 @@ class Cluster:
             old.execute_command("MIGRATE", *where, "AUTH", PASSWORD, "KEYS", *keys)
 
     def start_node(self) -> Server:
-        """A new server that knows no other."""
+        """A new server that knows no others."""
         self.directory.mkdir(exist_ok=True)
-        # Never that of one before, which would take itself for that one.
+        # Never the directory of an earlier one: the new server would take itself for that one.
         directory = tempfile.mkdtemp(prefix="node", dir=self.directory)
         config = {
             "requirepass": PASSWORD,
@@ -241,7 +241,7 @@ class Cluster:
         return server
 
     def remove(self, server: Server, *, stop: bool = True) -> None:
-        """Forget a node that has no slots any more, and stop it or leave it to itself."""
+        """Forget a node that has no slots any more; stop it, or leave it running."""
         id = self.id_of(server)
         self.servers.remove(server)
         if stop:
@@ -257,7 +257,7 @@ class Cluster:
         return all(len(self.nodes(server)) == count for server in self.servers)
 
     def heal(self) -> None:
-        """Start what is down, and wait until each master has its replica and all is covered."""
+        """Start servers that are down; wait until all masters have replicas and all is covered."""
         for server in self.servers:
             if not server.running:
                 server.start()
@@ -272,7 +272,7 @@ class Cluster:
             return False
 
     def is_covered(self) -> bool:
-        """Whether all know of each slot who has it."""
+        """Whether all know the owner of each slot."""
         return all(self._knows_slots(server) for server in self.servers)
 
     def _knows_slots(self, server: Server) -> bool:
@@ -305,13 +305,13 @@ class Cluster:
 
 
 def _has(fields: list[str], slot: int) -> bool:
-    """Whether a line of CLUSTER NODES is of the owner of a slot."""
+    """Whether a line of CLUSTER NODES belongs to the owner of a slot."""
     ranges = (part.partition("-") for part in _ranges(fields))
     return any(int(low) <= slot <= int(high or low) for low, _, high in ranges)
 
 
 def _ranges(fields: list[str]) -> list[str]:
-    """The slots of a line of CLUSTER NODES, without those that move."""
+    """The slots of a line of CLUSTER NODES, without those that are being moved."""
     return [part for part in fields[8:] if not part.startswith("[")]
 
 
@@ -363,7 +363,8 @@ def _join(cluster: Cluster, masters: int) -> None:
 def free_cluster_port() -> int:
     """A free port with a free port 10,000 above, where the nodes talk to one another.
 
-    Both are below those that systems give to connections: a node that is down gets them back.
+    Both are below the ports that systems give to connections, so a node that is down gets them
+    back.
     """
     ports = (random.randrange(11_000, 22_000) for _ in range(1_000))
     return next(port for port in ports if _is_free(port) and _is_free(port + 10_000))
@@ -375,7 +376,7 @@ def _is_free(port: int) -> bool:
 
 
 def _imports(node: redis.Redis, slot: int, source_id: str) -> bool:
-    """Let a node import a slot; False while it does not know yet who has that."""
+    """Let a node import a slot; False while it does not know yet who owns it."""
     try:
         node.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
     except ResponseError as error:

@@ -15,14 +15,14 @@ from kombu_delayed.message.zstd import train
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.task_texts import task
 
-#: A bucket of the queue is full with so many.
+#: The size at which a bucket of the queue is full.
 BYTES = 20_000
 
 WORDS = ["order", "invoice", "reminder", "customer", "address", "delivery", "parcel", "payment"]
 
 
 def arguments(dice: random.Random) -> dict[str, Any]:
-    """Some 300 bytes, as JSON."""
+    """Arguments of about 300 bytes as JSON."""
     words = {word: dice.randrange(10**6) for word in dice.sample(WORDS, 6)}
     token = uuid.UUID(int=dice.getrandbits(128)).hex
     return {**words, "token": token, "text": "Dear customer, " * 4}
@@ -41,16 +41,16 @@ def entries(count: int, due_ms: int = 2000, seed: int = 1) -> list[Entry]:
 
 @cache
 def dictionary(seed: int = 1) -> bytes:
-    """One that was trained on such tasks."""
+    """A dictionary trained on such tasks."""
     parts = [compressing.split(each.id, each.message) for each in entries(150, seed=seed)]
     return train([each.content for each in parts if each])
 
 
 def make_large(store: Store, queue: str = "q", due_ms: int = 2000) -> None:
-    """Let a queue be large and have a dictionary; it holds one message, which is compressed."""
+    """Make a queue large and give it a dictionary; it contains one message, which is compressed."""
     store.bucket_bytes, store.compression = BYTES, "zstd"
     some = entries(150, due_ms)
-    for n in range(0, 150, 25):  # while it has none
+    for n in range(0, 150, 25):  # while there is no dictionary
         store.schedule(queue, some[n : n + 25])
     store.known_dictionaries.current.clear()
     store.schedule(queue, entries(1, due_ms, seed=2))
@@ -59,7 +59,7 @@ def make_large(store: Store, queue: str = "q", due_ms: int = 2000) -> None:
 
 
 def kept(client: redis.Redis, id: str, queue: str = "q") -> bytes:
-    """The record of a message as the hash of its queue has it."""
+    """A message's record, as it is in the hash of its queue."""
     keys = client.keys(f"{{{queue}}}:messages*")
     hashes = [key for key in keys if client.type(key) == b"hash"]
     (found,) = (record for key in hashes if (record := client.hget(key, id)))

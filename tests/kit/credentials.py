@@ -14,7 +14,7 @@ from redis.credentials import StreamingCredentialProvider
 
 from tests.kit.wait import wait_until
 
-#: The file in which a `WatchedCredentials` looks.
+#: The file that `WatchedCredentials` reads.
 VARIABLE = "KOMBU_DELAYED_TEST_CREDENTIALS"
 LOOK_SECONDS = 0.05
 
@@ -36,7 +36,7 @@ def password_of(name: str) -> str:
 
 
 def users(client: redis.Redis) -> set[str]:
-    """Whose connections there are, apart from the tests' own."""
+    """The users with connections, apart from the tests' own."""
     return {each["user"] for each in client.client_list()} - {"default"}
 
 
@@ -45,7 +45,7 @@ def wait_for_users(client: redis.Redis, *names: str) -> None:
 
 
 class StreamedCredentials(StreamingCredentialProvider):
-    """Tells whoever listens when the user changes."""
+    """Tells its listeners when the user changes."""
 
     def __init__(self, user: str = "ada") -> None:
         self.user = user
@@ -71,7 +71,7 @@ class StreamedCredentials(StreamingCredentialProvider):
 
 
 class WatchedCredentials(StreamedCredentials):
-    """The user whose name is in a file, for processes that are told by import path."""
+    """The user whose name is in a file, for processes that get the provider by import path."""
 
     def __init__(self) -> None:
         self._path = Path(os.environ[VARIABLE])

@@ -1,4 +1,4 @@
-"""The app for tests with the policies that its setting `declares` has, as plain data, by queue."""
+"""The app for tests with policies from its setting `declares`: plain data, by queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a worker's pool and connections every day, and whether it goes on."""
+"""Everyday disturbances of a worker's pool and connections, and whether it keeps working."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
-#: A worker that is not woken looks for messages by itself after 42 s at the earliest, and one that
-#: waits for an answer that does not come waits for 25 s.
+#: A worker that is not woken polls for messages after 42 s at the earliest, and waits 25 s for an
+#: answer that does not arrive.
 POLL_SECONDS = 60
 LIMIT_SECONDS = 15
 AHEAD_SECONDS = 0.3
 HEED_SECONDS = 2
-#: A ping that comes while the worker is not connected is lost: the first ones wait so long.
+#: A ping is lost while the worker is not connected, so the first ones wait only this long.
 PING_SECONDS = 0.2, 0.2, 0.4
 
 WORKERS: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ CHILD_MEBIBYTES = 200
 class Signs(NamedTuple):
     """How soon a worker answered a ping after something, and how late it got a delayed task then.
 
-    From there on a task waits for Celery's pool, with any transport.
+    A task that it has received waits for Celery's pool, with any transport.
     """
 
     after: str
@@ -64,7 +64,7 @@ class Bench:
     ledger: Ledger
 
     def control(self, command: str, **arguments: Any) -> None:
-        """Send a remote command and wait until it was carried out."""
+        """Send a remote command and wait until the worker has carried it out."""
         replies = self.app.control.broadcast(
             command,
             arguments=arguments,
@@ -92,7 +92,7 @@ class Bench:
         )
 
     def check(self, after: str) -> Signs:
-        """What has to hold at any time."""
+        """Checks that must succeed at any time."""
         began = time.monotonic()
         timeouts = chain(PING_SECONDS, repeat(2.0))
         wait_until(
@@ -113,7 +113,7 @@ class Bench:
         return Signs(after, answered - began, late)
 
     def received_at(self, id: str) -> float:
-        """When the worker had a task, by its log: its pool may be replacing the process then."""
+        """When the worker received a task, by its log: its pool may be replacing a process then."""
         line = next(each for each in self.worker.log.splitlines() if f"[{id}] received" in each)
         return datetime.strptime(line[1:24], "%Y-%m-%d %H:%M:%S,%f").timestamp()
 
@@ -164,10 +164,10 @@ def pool_grow(bench: Bench) -> None:
 
 
 def pool_shrink(bench: Bench) -> None:
-    """The process that goes may have ended already, for another reason.
+    """The process that should go may already have ended, for another reason.
 
-    One that billiard has forked just now does not heed the signal, as it still has the worker's
-    handler. Then each one is told in turn: the pool replaces the others.
+    A process that billiard has just forked ignores the signal, as it still has the worker's
+    handler. Then each process is signalled in turn, and the pool replaces the others.
     """
     bench.control("pool_shrink", n=1)
     stats = bench.app.control.inspect([bench.worker.name], timeout=LIMIT_SECONDS).stats() or {}
@@ -186,7 +186,7 @@ def pool_shrink(bench: Bench) -> None:
 def pool_restart(bench: Bench) -> None:
     with bench.child_replaced():
         bench.control("pool_restart")
-        for _ in range(4 * len(children(bench.worker.pid))):  # a process ends after a task
+        for _ in range(4 * len(children(bench.worker.pid))):  # a process ends only after a task
             bench.app.send_task("record")
 
 
@@ -246,7 +246,7 @@ SHORT: dict[str, list[Step]] = {
 
 
 def each_pair(steps: list[Step]) -> list[Step]:
-    """A sequence in which each step follows each one, itself too: a de Bruijn sequence."""
+    """A sequence in which each step follows each step, itself too: a de Bruijn sequence."""
     found: list[Step] = []
     for at, step in enumerate(steps):
         found.append(step)
@@ -256,7 +256,7 @@ def each_pair(steps: list[Step]) -> list[Step]:
 
 
 def run(bench: Bench, steps: list[Step]) -> Iterator[Signs]:
-    """Do them one after the other, and check after each."""
+    """Run the steps in order, and check the worker after each."""
     yield bench.check("its start")
     before = "its start"
     for step in steps:

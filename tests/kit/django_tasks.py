@@ -1,4 +1,4 @@
-"""Tasks of Django's own for tests; what its signals say in a worker goes to a ledger.
+"""Django's own tasks for tests; the signals that a worker sends for them go to a ledger.
 
 KOMBU_DELAYED_TEST_LEDGER   the file
 """
@@ -44,7 +44,7 @@ def fail(text: str) -> None:
 
 @task(queue_name="reports")
 def fail_elsewhere() -> None:
-    """Raises what only the worker has imported."""
+    """Raises an error that only the worker has imported."""
     import mailbox
 
     raise mailbox.NoSuchMailboxError("post")

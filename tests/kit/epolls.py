@@ -1,4 +1,4 @@
-"""What a process polls, as the kernel tells it."""
+"""The descriptors that a process polls, according to the kernel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ENTRY = re.compile(r"^tfd: +(\d+) .* ino:([0-9a-f]+) ", re.MULTILINE)
 
 
 def ghosts(pid: int) -> list[str]:
-    """Entries of its epolls that are of no use: of a closed descriptor, of another file, double.
+    """Useless entries of its epolls: for a closed descriptor, for another file, or doubled.
 
-    Such an entry stays for as long as some process has the file open, for instance a forked child.
+    Such an entry stays for as long as any process has the file open, for instance a forked child.
     """
     return [
         f"epoll {epoll.name}: descriptor {fd} {fault}"
@@ -26,7 +26,7 @@ def ghosts(pid: int) -> list[str]:
 def _faults(pid: int, epoll: str) -> list[tuple[int, str]]:
     try:
         info = Path(f"/proc/{pid}/fdinfo/{epoll}").read_text()
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         return []
     entries = [(int(fd), int(inode, 16)) for fd, inode in _ENTRY.findall(info)]
     count = Counter(fd for fd, _ in entries)
@@ -48,5 +48,5 @@ def _target(link: Path) -> str:
 
 
 def children(pid: int) -> set[int]:
-    """The processes that it has started and that have not ended."""
+    """The processes that it started and that have not ended."""
     return {int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}

@@ -1,4 +1,4 @@
-"""An extended app on a real server, and workers of it."""
+"""An extended app on a real server, and its workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bench:
         return Worker(self.settings, self.directory, name=name, **options)
 
     def wait_for_answers(self, workers: int = 1) -> None:
-        """A worker hears what is broadcast only some time after it has said that it is ready."""
+        """Wait for workers: they receive broadcasts only some time after they report ready."""
 
         def answers() -> bool:
             found = self.app.control.ping(timeout=1, limit=workers)
@@ -44,7 +44,7 @@ class Bench:
         wait_until(answers, f"{workers} workers answer", 60)
 
     def run_celery(self, *command: str) -> str:
-        """Run a command of the Celery command line to its end; returns what it printed."""
+        """Run a command of the Celery command line to its end; returns its output."""
         base = self.worker().command
         whole = [*base[: base.index("worker")], *command]
         program = Worker(self.settings, self.directory, name="command", command=whole)

@@ -1,4 +1,4 @@
-"""A queue whose tasks take turns and have limits, with some that run and many that wait."""
+"""A queue whose tasks take turns and have limits; some run and many wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def declare(app: Celery, **policies: list[Policy]) -> None:
 
 
 def mail_policies() -> list[Policy]:
-    """Turns of tenants, two at once of each, three of all, and mails to a host at a rate."""
+    """Turns of tenants: two at once of each, three in all. Mails to a host have a rate."""
     return [
         Fair(by="tenant", weights={"ada": 3}),
         Limit(concurrency=2, by="tenant"),
@@ -37,7 +37,7 @@ def send(app: Celery, tenant: str, count: int = 1, *, queue: str = "mail", **kwa
 def claim(
     delayed: Delayed, want: int = 100, queue: str = "mail", tag: int = 1, consumer: str = "w:1:x"
 ) -> Delivered:
-    """Claim as a worker does: what there is no room for waits at the gate from then on."""
+    """Claim as a worker does: messages without capacity wait at the gate from then on."""
     rules = delayed.rules
     assert rules is not None
     given: dict[str, Any] = {

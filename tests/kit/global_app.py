@@ -1,4 +1,4 @@
-"""The app for tests of queues that share one global limit: for workers that name it."""
+"""The app for workers in tests whose queues share one global limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may happen to the connections of a consumer, or to its server."""
+"""Disturbances of a consumer's connections, or of its server."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def close_connections(server: Server) -> None:
 
 
 def cut_power(server: Server) -> None:
-    """And start it again."""
+    """Kill the server and start it again."""
     server.kill()
     server.start()

@@ -1,4 +1,4 @@
-"""What Celery's signals are sent with."""
+"""The arguments with which Celery sends its signals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def heard(signal: Any) -> Iterator[list[dict[str, Any]]]:
-    """Each time that a signal is sent: its arguments, the sender among them."""
+    """Collects the arguments of each time that a signal is sent, including the sender."""
     said: list[dict[str, Any]] = []
 
     def listen(**given: Any) -> None:

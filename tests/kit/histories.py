@@ -1,4 +1,4 @@
-"""Lifecycle events as a DataFrame, from what has happened in a few words."""
+"""Lifecycle events as a DataFrame, from short histories in words."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def ms(seconds: float) -> int:
 
 
 def happened(spark: SparkSession, histories: Mapping[str, str], due: float = 0) -> DataFrame:
-    """The events of messages by their ids: "1 delivered, 3 acked" is what came in which second.
+    """The events of messages by id: "1 delivered, 3 acked" names the second of each event.
 
-    They are of the queue q, the task mail and the worker w1, and due in second `due`. Behind an
-    event stands what changes from there on: "0 scheduled due=9, 9 delivered worker=w2".
+    They belong to queue q, task mail and worker w1, and are due in second `due`. Fields after an
+    event change that value from there on: "0 scheduled due=9, 9 delivered worker=w2".
     """
     rows: list[tuple[Any, ...]] = []
     for id, history in histories.items():

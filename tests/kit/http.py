@@ -40,7 +40,7 @@ def _strict(one: int) -> None: ...
 
 @contextmanager
 def serving(api: Any) -> Iterator[str]:
-    """Run a server and give its URL; at the end it is shut down as by a signal."""
+    """Run a server and yield its URL; at the end it is shut down as if by a signal."""
     server = make_server(api, "127.0.0.1", 0)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -65,12 +65,12 @@ def api_client(app: Celery, *, needs_token: bool = False, **options: Any) -> Ite
 
 
 def bearer(delayed: Delayed, *scopes: str, **bounds: Any) -> dict[str, str]:
-    """The header of a new token."""
+    """The header with a new token."""
     return {"Authorization": f"Bearer {Tokens(delayed).create('test', scopes, **bounds)[1]}"}
 
 
 def pages(api: httpx.Client, path: str, name: str, **query: Any) -> list[list[Any]]:
-    """What is in each page of a list, up to the last one."""
+    """The contents of each page of a list, up to the last one."""
     found = []
     while True:
         answer = api.get(path, params=query)
@@ -82,12 +82,12 @@ def pages(api: httpx.Client, path: str, name: str, **query: Any) -> list[list[An
 
 
 def all_rows(api: httpx.Client, path: str, name: str, **query: Any) -> list[Any]:
-    """What is in all pages of a list together."""
+    """The contents of all pages of a list together."""
     return [row for page in pages(api, path, name, **query) for row in page]
 
 
 def bury(delayed: Delayed, queue: str = "celery", reason: str = "no") -> list[str]:
-    """Make dead letters of all that is ready in a queue, in its order; returns their ids."""
+    """Make dead letters of all ready messages of a queue, in its order; returns their ids."""
     declared = delayed.store.policies.read(queue).version
     found = delayed.store.deliver(queue, "w:1:x", 99, 1, lease_ms=60_000, declared=declared)
     assert found is not None

@@ -1,4 +1,4 @@
-"""A plain Kombu consumer that keeps what it is given."""
+"""A plain Kombu consumer that keeps the messages it receives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from kombu import Connection, Consumer, Queue
 
-#: Opens connections; keyword arguments are transport options.
+#: Opens a connection; keyword arguments are transport options.
 Connect = Callable[..., Connection]
 
 
@@ -48,7 +48,7 @@ class Inbox:
         return [message.decode() for message in self.messages]
 
     def receive(self, count: int, timeout_seconds: float = 30) -> list[Any]:
-        """Drain until so many messages have come in all; returns their bodies."""
+        """Drain until `count` messages have come in all; returns their bodies."""
         deadline = time.monotonic() + timeout_seconds
         while len(self.messages) < count:
             left = deadline - time.monotonic()
@@ -63,13 +63,13 @@ class Inbox:
         return self.bodies
 
     def stop_polling(self) -> None:
-        """What comes from now on comes because a wake token told of it."""
+        """From now on, only wake tokens make it look for messages."""
         for source in self.consumer.channel.consumer.sources.values():
             source.poll_at = math.inf
             source._plan_poll = lambda *_: None
 
     def drain(self, seconds: float = 0.2) -> list[Any]:
-        """Drain for so long, whatever comes; returns the bodies of all messages."""
+        """Drain for this many seconds, with or without messages; returns all bodies."""
         deadline = time.monotonic() + seconds
         with contextlib.suppress(socket.timeout):
             while (left := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""This package as its users have it: a wheel in a virtual environment, and nothing of this tree."""
+"""This package as users install it: a wheel in a virtual environment, without this tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.workers import ROOT
 
 
 class Installed:
-    """An environment with the wheel of this tree. What that depends on is linked into it."""
+    """An environment with the wheel of this tree, and links to its dependencies."""
 
     def __init__(self, directory: Path) -> None:
         venv.create(directory, symlinks=True)
@@ -47,6 +47,6 @@ def _link_dependencies(site: Path) -> None:
     for place in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
         for each in Path(place).iterdir():
             ours = "kombu_delayed" in each.name or each.name.startswith(("celery_ext", "__"))
-            # What is in .pth files would be read, or run, when this environment's Python starts.
+            # When this environment's Python starts, it would run or read .pth files.
             if not ours and each.suffix != ".pth":
                 (site / each.name).symlink_to(each)

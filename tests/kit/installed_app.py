@@ -1,4 +1,4 @@
-"""The app for tests, extended: for workers and commands that name it."""
+"""The extended app, for workers and commands in tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP jobs with everything that they need: the API, a receiver and a real worker."""
+"""HTTP jobs with everything they need: the API, a receiver and a real worker."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def run_jobs(
     app_config: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Iterator[Jobs]:
-    """Start them at an empty server; `more` are options of `delayed_http`.
+    """Start them with an empty server; `more` are options of `delayed_http`.
 
     `keeps`: the receiver keeps connections open.
     """

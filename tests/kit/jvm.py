@@ -1,4 +1,4 @@
-"""How the Java machines of tests are started."""
+"""How tests start their Java machines."""
 
 #: They live for seconds: the second compiler, and collecting garbage on all cores, would take
 #: longer than they save. Without that compiler the code cache is so small that all of Spark's

@@ -1,4 +1,4 @@
-"""What tasks did, written down outside of the server that is under test."""
+"""A record of the tasks that ran, kept outside of the server under test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 
 
 class Ledger:
-    """A file that any number of processes append to, one JSON object a line."""
+    """A file that any number of processes append to, with one JSON object a line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

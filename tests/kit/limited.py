@@ -1,4 +1,4 @@
-"""Users of Redis and of Sentinels with the rights that docs/operations.md names."""
+"""Users of Redis and of Sentinels with the permissions that docs/operations.md names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ USER, PASSWORD = "shop", "secret"
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 #: The user of the Sentinels.
 FINDER, FINDER_PASSWORD = "finder", "another"
-#: The transport options that they go with.
+#: The transport options that they use.
 OPTIONS = {"global_keyprefix": "shop:"}
 
 
 def rules_of(user: str) -> list[str]:
-    """What the page gives a user."""
+    """The permissions that the page gives a user."""
     return PAGE.partition(f"ACL SETUSER {user} ")[2].partition("```")[0].split()
 
 
@@ -26,7 +26,7 @@ def rules_of(user: str) -> list[str]:
 def limited(
     clients: Iterable[redis.Redis], user: str = USER, denied_to_it: str = "config"
 ) -> Iterator[None]:
-    """A user on each server; at the end nothing was denied but CONFIG GET, or what is named."""
+    """A user on each server; at the end nothing was denied but CONFIG GET, or `denied_to_it`."""
     clients = list(clients)
     for client in clients:
         client.execute_command("ACL", "SETUSER", user, "reset", *rules_of(user))
@@ -34,7 +34,7 @@ def limited(
     try:
         yield
         log = [(entry["object"], entry) for client in clients for entry in client.acl_log()]
-        # To Redis 6.2 all of CLIENT is dangerous; redis-py, which tells its version, does without.
+        # Redis 6.2 calls all of CLIENT dangerous; redis-py, which sends its version, does without.
         denied = [each for name, each in log if name != "client"]
         assert all(str(each["object"]).startswith(denied_to_it) for each in denied), denied
     finally:

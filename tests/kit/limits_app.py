@@ -1,4 +1,4 @@
-"""The app for tests whose queue lets one task run at a time: for workers that name it."""
+"""The app for workers in tests whose queue lets one task run at a time."""
 
 from __future__ import annotations
 

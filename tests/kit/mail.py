@@ -1,4 +1,4 @@
-"""Messages of plain Kombu, for one queue unless told otherwise."""
+"""Messages of plain Kombu, by default for one queue."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def publish(
 
 
 def in_ms(ms: int) -> dict[str, str]:
-    """Headers of a message that is due then."""
+    """Headers of a message that is due in this many milliseconds."""
     return {"eta": (datetime.now(timezone.utc) + timedelta(milliseconds=ms)).isoformat()}
 
 

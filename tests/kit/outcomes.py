@@ -1,4 +1,4 @@
-"""Records of tasks, written as a worker does that ran none."""
+"""Records of tasks, written as by a worker that ran none."""
 
 from __future__ import annotations
 

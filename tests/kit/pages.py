@@ -17,7 +17,7 @@ EMPTY = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "pat
 
 @dataclass
 class Form:
-    """A form: where it goes, and what it sends as it stands, without buttons."""
+    """A form, its target, and the fields it sends as it stands, without buttons."""
 
     action: str
     method: str
@@ -28,7 +28,7 @@ class Form:
 
 
 class Page(HTMLParser):
-    """What is in a page: text, elements with their attributes, forms."""
+    """The contents of a page: text, elements with their attributes, forms."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Visitor:
         return Page(answer.text)
 
     def csrf(self) -> str:
-        """What its forms must have, from a page that has one."""
+        """The token that its forms must contain, read from a page with a form."""
         return next(v for form in self.get("/backlog").forms for v in form.values("csrf"))
 
     def post(self, path: str, data: Any, status: int = 200) -> Page:
@@ -102,7 +102,7 @@ class Visitor:
 
 
 def sent(form: Form, **more: Any) -> dict[str, Any]:
-    """What a form sends, some fields given anew."""
+    """The fields a form sends, some of them replaced."""
     found: dict[str, Any] = {}
     for name, value in form.fields:
         found.setdefault(name, []).append(value)
@@ -110,7 +110,7 @@ def sent(form: Form, **more: Any) -> dict[str, Any]:
 
 
 def all_pages(visitor: Visitor, path: str | None) -> Iterator[Page]:
-    """A page, and those that come next."""
+    """A page and the pages after it."""
     while path:
         page = visitor.get(path)
         yield page

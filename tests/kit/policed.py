@@ -13,8 +13,8 @@ from celery_ext.policies import Policy
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 
-#: Called with the policies of the queue `celery`, or of `queue`; options are the transport's. The
-#: `url` is another broker's.
+#: Called with the policies of the queue `celery`, or of `queue`; options are those of the
+#: transport. `url` is the URL of another broker.
 OpenApp = Callable[..., Celery]
 
 
@@ -36,7 +36,7 @@ def apps_on(server: Server) -> Iterator[OpenApp]:
 
 
 def take(app: Celery, no_ack: bool = False) -> Any:
-    """Take one message of the queue, as far as it may run."""
+    """Take one message of the queue, if it may run."""
     with app.connection_for_read() as connection:
         message = connection.default_channel.basic_get("celery", no_ack=no_ack)
         if message is not None and not no_ack:
@@ -45,7 +45,7 @@ def take(app: Celery, no_ack: bool = False) -> Any:
 
 
 def let_time_pass(app: Celery) -> None:
-    """What waits is due; a reschedule would forget the wait."""
+    """Make waiting messages due; a reschedule would discard their waits."""
     store = app.delayed.store
     for name in store.run("ZRANGE", "{celery}:partitions", 0, -1):
         key = b"{celery}:delayed:" + name

@@ -1,4 +1,4 @@
-"""The app for tests, with tasks that have policies: for workers that name it."""
+"""The app for workers in tests, with tasks that have policies."""
 
 from __future__ import annotations
 

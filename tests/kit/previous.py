@@ -1,6 +1,6 @@
 """The previous version of this package, built as a wheel from its commit in the history.
 
-Rolling deploys run it beside the present code: its workers and producers are processes apart.
+Rolling deploys run it beside the present code, with workers and producers of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.kit.servers import missing
 from tests.kit.tasks_app import Settings
 from tests.kit.workers import ROOT, Worker
 
-#: What counts as 0.1.0.
+#: The commit that counts as version 0.1.0.
 COMMIT = "4e031da"
 CACHE = ROOT / ".previous"
 
@@ -44,7 +44,7 @@ class Previous:
         self.site = root / "site"
 
     def environment(self, settings: Settings | None = None) -> dict[str, str]:
-        """For a process that is to import this version. Start it in `root`."""
+        """The environment of a process that should import this version. Start it in `root`."""
         path = os.pathsep.join((str(self.site), str(self.root)))
         return {"PYTHONPATH": path, **(settings.environment() if settings else {})}
 
@@ -57,7 +57,7 @@ class Previous:
 
 
 class Producer:
-    """A process of the previous version that sends tasks; a context manager ends it."""
+    """A process of the previous version that sends tasks; the context manager ends it."""
 
     def __init__(self, previous: Previous, settings: Settings) -> None:
         self._process = subprocess.Popen(
@@ -94,7 +94,7 @@ class Producer:
 def install_previous(commit: str = COMMIT) -> Previous:
     """Build and unpack that version, once for each commit.
 
-    A shallow clone skips the test. A full one without the commit fails it when CI=true.
+    A shallow clone skips the test. A full clone without the commit fails it when CI=true.
     """
     root = CACHE / commit
     if not root.exists():

@@ -1,4 +1,4 @@
-"""Threads that send all the time while something else goes wrong."""
+"""Threads that send all the time while other things go wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.wait import wait_until
 
 
 class Producers:
-    """They remember what was accepted; what raised an error does not count."""
+    """Collects accepted messages; a message whose sending raised an error does not count."""
 
     def __init__(
         self, send: Callable[[int], Any], count: int = 2, pause_seconds: float = 0.01
@@ -31,7 +31,7 @@ class Producers:
             n += 1
             try:
                 self.sent.append(self._send(n))
-            except (OperationalError, OSError, DelayedError):  # it may be stored, and may not
+            except (OperationalError, OSError, DelayedError):  # it may or may not be stored
                 self.errors += 1
 
     def __enter__(self) -> Producers:

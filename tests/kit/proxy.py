@@ -57,11 +57,11 @@ class Proxy:
         self._do(self._listen())
 
     def pause(self) -> None:
-        """Hold all bytes back, connections stay open, until `resume`."""
+        """Hold all bytes back until `resume`; connections stay open."""
         self._do(self._hold(True))
 
     def resume(self) -> None:
-        """Deliver what was held back, then go on."""
+        """Deliver the bytes that were held back, then continue normally."""
         self._do(self._hold(False))
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ class Proxy:
         self.loop.close()
 
     def start(self, step: Coroutine[Any, Any, None]) -> None:
-        """Have it done, unless the connections are cut before it is."""
+        """Run a step, unless the connections are cut before it is done."""
         task = self.loop.create_task(step)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -97,7 +97,7 @@ class Proxy:
             self.loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
-        """Whatever is cancelled in the middle of this leaves no client without an end."""
+        """Accept a client. If this is cancelled, the client's socket is still closed later."""
         with contextlib.suppress(BlockingIOError):
             own, _ = self._listener.accept()
             own.setblocking(False)
@@ -113,7 +113,7 @@ class Proxy:
             self._listens = False
             self.loop.remove_reader(self._listener)
             self._listener.close()
-            # Bound but not listening: connecting is refused and nobody else gets the port.
+            # Bound but not listening: connecting is refused, and no other process gets the port.
             self._listener = _bound(self.port)
         while self._tasks:
             for task in self._tasks:
@@ -140,7 +140,7 @@ class Proxy:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a proxied connection: what it receives leaves through its peer."""
+    """One end of a proxied connection; bytes that it receives leave through its peer."""
 
     def __init__(self, proxy: Proxy, peer: _Side | None) -> None:
         self.proxy = proxy
@@ -170,7 +170,7 @@ class _Side(asyncio.Protocol):
         self.data_received(_CLOSE)
 
     def flush(self) -> None:
-        """Write what is due, and come back when the next piece is."""
+        """Write pieces that are due, and return when the next one is."""
         if self.timer:
             self.timer.cancel()
             self.timer = None

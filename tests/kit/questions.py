@@ -1,4 +1,4 @@
-"""Messages that wait for an answer, as the transport sees them."""
+"""Messages that wait for an answer, as seen by the transport."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def say(
     id: str = "",
     early: Early = EARLY,
 ) -> Reply:
-    """Answer with a text, whose id is the text unless told otherwise."""
+    """Answer with a text, whose id is the text by default."""
     return correlation.respond(name, Answer(id or text, state, text), KEPT_MS, early)

@@ -1,6 +1,7 @@
-"""The app for tests, whose workers are told to end in a moment that their pool does not expect.
+"""The app for tests whose workers are told to end at a moment that their pool does not expect.
 
-That is while a task's ack is on its way, or a process's word that a task has ended is dealt with.
+That is while an ack of a task is on its way, or while a process's report that a task has
+ended is handled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gets callbacks, on a free port of 127.0.0.1."""
+"""Receives callbacks, on a free port of 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """What it got, and what it answers: status, body and headers, by path."""
+    """The requests received, and the answers by path: status, body and headers."""
 
     port: int = 0
     got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Receiver:
 
 @contextmanager
 def receiving(tls: ssl.SSLContext | None = None, *, keeps: bool = False) -> Iterator[Receiver]:
-    """`keeps`: it keeps connections open for further requests."""
+    """Start a receiver. `keeps`: it keeps connections open for further requests."""
     receiver = Receiver()
 
     class Handler(BaseHTTPRequestHandler):

@@ -14,7 +14,7 @@ def kept(text: str, due_ms: int, step: int = 0) -> str:
 
 
 def restore(store: Store, records: Iterable[tuple[str, str]], queue: str = "q") -> tuple[int, int]:
-    """Put (member, record) back; returns how many were restored and how many were there."""
+    """Put (member, record) pairs back; returns how many were restored and how many existed."""
     entries = [(member.encode(), record.encode()) for member, record in records]
     move, given = store.restore_call(queue, entries)
     restored, already = numbers(move(store.run, **given))
@@ -24,7 +24,7 @@ def restore(store: Store, records: Iterable[tuple[str, str]], queue: str = "q") 
 def restore_dead(
     store: Store, letters: Iterable[tuple[str, int, str, str]], queue: str = "q"
 ) -> tuple[int, int]:
-    """Put (member, time of burial, record, note) back; returns what `restore` does."""
+    """Put (member, time of burial, record, note) back; returns the same as `restore`."""
     entries = [part for letter in letters for part in letter]
     answer = store.ask("restore_dead", queue, entries=entries)
     restored, already = numbers(answer)

@@ -1,4 +1,4 @@
-"""The app for tests with queues that take messages for good: one without acks, and a broadcast."""
+"""The app for tests with a queue without acks and a broadcast: a taken message is gone."""
 
 from __future__ import annotations
 

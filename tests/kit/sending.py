@@ -1,4 +1,4 @@
-"""Queues and messages of plain Kombu, in one line each."""
+"""Helpers to send messages of plain Kombu."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kombu import Connection, Exchange, Queue
 
 
 def queue_of(name: str) -> Queue:
-    """Return a queue that is bound to an exchange of its own, all under one name."""
+    """Return a queue bound to an exchange of its own, both with the same name."""
     return Queue(name, Exchange(name), routing_key=name)
 
 
@@ -20,7 +20,7 @@ def publish(
     headers: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Send a message to a queue, which is declared."""
+    """Send a message to a queue after declaring it."""
     connection.Producer().publish(
         body,
         exchange=queue.exchange,

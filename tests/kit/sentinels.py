@@ -19,15 +19,15 @@ PASSWORD, SENTINEL_PASSWORD = "pw", "sentinels-own"
 DOWN_AFTER_MS = 1_000
 HEAL_SECONDS = 30
 
-#: Sentinel's own intervals, which fit a network: shorter here, where the server can.
+#: Sentinel's own intervals fit a network; these are shorter, where the server allows it.
 HURRY = ("info-period", "500", "publish-period", "300", "ping-period", "500", "ask-period", "200")
-#: Its own: a master that was replaced is told some 10 s later that it is a replica.
+#: The default intervals: a replaced master learns about 10 s later that it is a replica.
 UNHURRIED = ("info-period", "10000", "publish-period", "2000", "ping-period", "1000")
 UNHURRIED += ("ask-period", "1000")
 
 
 class SentinelProcess(Server):
-    """One Sentinel; started again it goes on from the configuration that it has written."""
+    """One Sentinel; after a restart it continues from the configuration that it has written."""
 
     def __init__(self, binary: Path, directory: Path, port: int) -> None:
         super().__init__("sentinel", binary, directory, {}, port, None, None)
@@ -50,7 +50,7 @@ class SentinelProcess(Server):
         return super().client(**{**own, **options})
 
     def master(self) -> dict[str, Any]:
-        """What it knows of the master."""
+        """The Sentinel's view of the master."""
         with self.client() as client:
             # redis-py 6 cannot read the answer to `sentinel_master`.
             return client.sentinel_masters()[MASTER]  # type: ignore[no-any-return]
@@ -58,14 +58,14 @@ class SentinelProcess(Server):
 
 @dataclass
 class Group:
-    """Three servers, of which one is the master, and three Sentinels."""
+    """Three servers, one of them the master, and three Sentinels."""
 
     servers: list[Server]
     sentinels: list[SentinelProcess]
 
     @property
     def url(self) -> str:
-        """Behind `delayed+`, with the master's password in the first one."""
+        """The part of the URL behind `delayed+`; the master's password is in the first one."""
         first, *others = (f"127.0.0.1:{each.port}" for each in self.sentinels)
         rest = "".join(f";delayed+sentinel://{each}" for each in others)
         return f"sentinel://:{PASSWORD}@{first}/0{rest}"
@@ -76,7 +76,7 @@ class Group:
 
     @property
     def master(self) -> Server:
-        """Where most Sentinels see it."""
+        """The server that most Sentinels take for the master."""
         ports = [each.master()["port"] for each in self.sentinels if each.running]
         port = max(ports, key=ports.count)
         return next(server for server in self.servers if server.port == port)
@@ -90,7 +90,7 @@ class Group:
         return (server or self.master).client(password=PASSWORD, socket_timeout=5)
 
     def kill_master(self) -> Server:
-        """Returns it; it stays down until `heal`."""
+        """Kills the master and returns it; it stays down until `heal`."""
         master = self.master
         master.kill()
         return master
@@ -106,7 +106,7 @@ class Group:
         return old
 
     def switch(self) -> Server:
-        """Have a replica take over; returns the old master, which is still one."""
+        """Have a replica take over; returns the old master, whose role is not changed yet."""
         old = self.master
         wait_until(lambda: self._has_moved_from(old), "another master is named", 60, 0.05)
         return old
@@ -115,16 +115,16 @@ class Group:
         return _role(self.client(server)) == "master"
 
     def pace(self, intervals: tuple[str, ...]) -> None:
-        """Set the intervals of Sentinels that run; those of Redis 6.2 have them for good."""
+        """Set the intervals of running Sentinels; those of Redis 6.2 cannot be changed."""
         for sentinel in self.sentinels:
             if sentinel.running:
                 with sentinel.client() as client, contextlib.suppress(ResponseError):
                     client.execute_command("SENTINEL", "DEBUG", *intervals)
 
     def _has_moved_from(self, old: Server) -> bool:
-        """Whether another master is named; else its failover begins, unless one is under way.
+        """Whether another master is named; otherwise start a failover unless one is under way.
 
-        On a busy machine a Sentinel gives a failover up that takes longer than `failover-timeout`.
+        On a busy machine a Sentinel gives up a failover that takes longer than `failover-timeout`.
         """
         if self.master is not old:
             return True
@@ -135,7 +135,7 @@ class Group:
         return False
 
     def heal(self) -> None:
-        """Start what is down, and wait until all know one another and no replica lags."""
+        """Start servers that are down; wait until all know one another and no replica lags."""
         for each in (*self.servers, *self.sentinels):
             if not each.running:
                 each.start()
@@ -160,7 +160,7 @@ def _role(client: redis.Redis) -> str:
     try:
         with client:
             return str(client.info("replication")["role"])  # type: ignore[index]
-    except RedisError:  # whoever becomes a replica closes its connections
+    except RedisError:  # a server that becomes a replica closes its connections
         return ""
 
 
@@ -176,7 +176,7 @@ def start_group(
     down_after_ms: int = DOWN_AFTER_MS,
     environment: dict[str, str] | None = None,
 ) -> Iterator[Group]:
-    """Start it all, every server with a password and every Sentinel with another one."""
+    """Start all of it; every server has a password, and every Sentinel another one."""
     with contextlib.ExitStack() as stack:
         servers: list[Server] = []
         for n in range(3):

@@ -124,7 +124,7 @@ class Server:
         return config
 
     def stop(self) -> None:
-        """End the server as an operator would: what it has written is on disk."""
+        """End the server as an operator would, with its writes on disk."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -144,7 +144,7 @@ class Server:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """It answers nothing, and closes no connection."""
+        """The server answers nothing meanwhile, and closes no connection."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             yield
@@ -190,7 +190,7 @@ def start_server(
     """Start a server of `kind` on a unix socket, or on `port` of 127.0.0.1 (0: a free one).
 
     `config` holds lines of the server's configuration file; TLS implies a port. `environment` is
-    added to this process's.
+    added to this process's environment.
     A server that is not installed skips the test, and fails it when CI=true.
     """
     binary = _BINARIES[kind]()
@@ -219,7 +219,7 @@ def start_server(
 
 
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on."""
+    """Return a TCP port of 127.0.0.1 on which no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -244,7 +244,7 @@ def _options(
 
 
 def make_certificate(directory: Path) -> Path:
-    """Make a self-signed certificate for 127.0.0.1, its own authority."""
+    """Make a self-signed certificate for 127.0.0.1, which is its own authority."""
     if shutil.which("openssl") is None:
         missing("openssl is not installed: no certificate for a TLS server")
     certificate = directory / "server.crt"
@@ -258,7 +258,7 @@ def make_certificate(directory: Path) -> Path:
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip the test for what is not installed, and fail it when CI=true."""
+    """Skip the test because something is not installed, but fail it when CI=true."""
     if os.environ.get("CI", "").lower() == "true":
         raise RuntimeError(reason)
     pytest.skip(reason)

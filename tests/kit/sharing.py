@@ -14,7 +14,7 @@ LEASE_MS = 10_000
 
 
 class Lossy:
-    """A store whose calls or answers may get lost, and that remembers what was sent."""
+    """A store whose calls or answers may get lost, and that records all calls."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -36,7 +36,7 @@ class Lossy:
 
 
 class SharingLease:
-    """A lease, as far as it is asked for slots; it ends when a test says so."""
+    """A lease reduced to its slots; it ends when a test says so."""
 
     ms, seconds = LEASE_MS, LEASE_MS / 1000
 
@@ -59,7 +59,7 @@ class SharingLease:
 
 
 class SharingConsumer:
-    """What a worker does, one step at a time."""
+    """The steps of a worker, one call each."""
 
     runs_here = False
 
@@ -68,7 +68,7 @@ class SharingConsumer:
         self.lease: Any = SharingLease(consumer, clock)
         self.shared = SharedSlots()
         self.tag = 0
-        #: Of claims without an answer, the last tag before them.
+        #: Queues of unanswered claims -> the last tag before the claim.
         self.unsure: dict[str, int] = {}
 
     @property
@@ -76,7 +76,7 @@ class SharingConsumer:
         return str(self.lease.consumer)
 
     def claim(self, queue: str, gate: Any, want: int, is_lost: bool = False) -> list[Any]:
-        """What it gets, with the numbers of deliveries; nothing where the answer is lost."""
+        """Claim messages; returns (tag, record) pairs, or nothing if the answer is lost."""
         seen, self.tag = self.tag, self.tag + want
         self.unsure[queue] = seen
         answer = self.store.deliver(
@@ -96,7 +96,7 @@ class SharingConsumer:
         return found
 
     def recover(self, queue: str, gate: Any) -> list[Any]:
-        """What was in an answer that was lost."""
+        """Returns the messages of a lost answer."""
         found = self.store.leases.recover(queue, self.name, self.unsure[queue])
         self.got(queue, gate, found, None)
         return [*found]

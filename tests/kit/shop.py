@@ -1,4 +1,4 @@
-"""A backlog as a shop would have it, for looking at: delayed, late, in flight, dead."""
+"""A sample backlog of a shop for the eye: delayed, late, in flight, dead."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
 def fill_shop(app: Celery, client: redis.Redis, count: int = 4_000, seed: int = 7) -> str:
-    """Fill it; returns the id of a task with a history."""
+    """Fill the shop; returns the id of a task with a history."""
     chance, delayed = random.Random(seed), Delayed(app)
     store = delayed.store
     for queue in TASKS:
@@ -108,7 +108,7 @@ def fill_shop(app: Celery, client: redis.Redis, count: int = 4_000, seed: int = 
 
 
 def fill_gates(app: Celery) -> None:
-    """Let tasks run and wait in the queues with limits, and pause a part of one."""
+    """Let tasks run and wait in queues with limits, and pause a part of one."""
     delayed, chance = Delayed(app), random.Random(5)
     for queue, task in GATED.items():
         for tenant, count in zip(TENANTS, (43, 17, 9, 6, 3, 2), strict=True):
@@ -183,7 +183,7 @@ def _attempts(error: str) -> str:
 
 
 def _outcomes(store: Store, chance: random.Random) -> None:
-    """What workers have recorded: failures by kinds, retries, and what runs now."""
+    """Records by workers: failures by kind, retries and running tasks."""
     now_ms, outcomes = int(time.time() * 1000), Outcomes(store)
     number = 0
     for name, error, message, count in FAILURES:
@@ -201,7 +201,7 @@ def _outcomes(store: Store, chance: random.Random) -> None:
                 following = {**facts, "next_ms": began + 60_000}
                 last = ["-", began + 412, 3, facts]
                 rows.append(last if retries == 3 else ["~", began + 412, retries, following])
-                if retries == 1 and number % 4 == 0:  # still waits for its third try
+                if retries == 1 and number % 4 == 0:  # it waits for its third try
                     rows[-1] = ["~", now_ms - 20_000, 1, {**facts, "next_ms": now_ms + 40_000}]
                     break
             _note(store, outcomes, queue, f"failed-{number}", name, rows)
@@ -211,7 +211,7 @@ def _outcomes(store: Store, chance: random.Random) -> None:
 
 
 def _trends(store: Store, chance: random.Random) -> None:
-    """What workers have counted in the last week: most of it by day, failures in bursts."""
+    """Counts by workers over the last week: spread over each day, failures in bursts."""
     now = int(time.time())
     times = [*range(now - 604_000, now - 3_600, 900), *range(now - 3_600, now - 60, 60)]
     for queue, names in TASKS.items():

@@ -1,4 +1,4 @@
-"""A process whose clock is wrong; that of its server stays right.
+"""A process with a wrong clock; the clock of its server stays right.
 
 python -m tests.kit.skewed SECONDS worker …     a Celery worker of `tests.kit.tasks_app`
 """
@@ -14,14 +14,14 @@ _real = datetime.datetime
 
 
 class _Either(type):
-    """What was made by the real class is an instance of the other one as well."""
+    """Instances of the real class count as instances of the other one, too."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _real)
 
 
 def set_clock(ahead_seconds: float) -> None:
-    """Move this process's clock; to be called before anything else is imported."""
+    """Move this process's clock; must be called before anything else is imported."""
     now = time.time
 
     class Skewed(_real, metaclass=_Either):

@@ -1,6 +1,6 @@
-"""A process of its own whose task ids sort by time: `python -m tests.kit.sorting_ids URL`.
+"""A process whose task ids sort by time: `python -m tests.kit.sorting_ids URL`.
 
-Prints the ids of each way to send, in the order of sending. Each has a millisecond to itself.
+Prints the ids of each way to send, in the order of sending. Each has its own millisecond.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNT = 5
 
 
 class Clock:
-    """The time module, a millisecond later each time it is asked."""
+    """The time module, advanced by a millisecond with each call."""
 
     def __init__(self) -> None:
         self._ns = itertools.count(time.time_ns(), 1_000_000)
@@ -39,7 +39,7 @@ def make_app(url: str) -> Celery:
     def add(*args: Any) -> None:
         pass
 
-    for _ in range(2):  # twice is safe
+    for _ in range(2):  # calling it twice is safe
         celery_ext.install(app, task_ids="uuid7")
     return app
 
@@ -51,7 +51,7 @@ def groups(app: Celery) -> list[str]:
 
 
 def chains(app: Celery) -> list[str]:
-    """Celery makes the ids of one chain from its end."""
+    """Celery makes the ids of a chain from its end."""
     found = []
     for _ in range(2):
         steps = chain([app.tasks["add"].si(n) for n in range(COUNT)], app=app)
@@ -70,7 +70,7 @@ def chords(app: Celery) -> list[str]:
 
 
 def schedule_many(app: Celery) -> list[str]:
-    """As they are in a backlog that had none, by the number that each task was given."""
+    """The ids in a backlog that was empty before, by the number that each task was given."""
     rows = [("add", (n,), {}, None, LATER) for n in range(COUNT)]
     report = app.delayed.schedule_many(rows)
     assert report.delayed == COUNT, report

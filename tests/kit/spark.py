@@ -1,4 +1,4 @@
-"""Rows of Spark's jobs, and what becomes of them."""
+"""Rows of Spark's jobs, and their results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def counts(report: JobReport) -> tuple[int, int, int]:
 
 
 def run_examples(page: str, **places: str) -> dict[str, Any]:
-    """Run the Python examples of a guide, with other texts in some places; returns their names."""
+    """Run the Python examples of a guide, with some texts replaced; returns their names."""
     text = (ROOT / "docs" / "guides" / page).read_text("utf-8")
     found: dict[str, Any] = {}
     for block in re.findall(r"^```python[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
@@ -61,7 +61,7 @@ def run_examples(page: str, **places: str) -> dict[str, Any]:
 def there_and_back(
     spark: SparkSession, directory: Path, between: Callable[[], object], **broker: Any
 ) -> str:
-    """Write, read, change, follow and back up a queue; returns what Spark shows of it."""
+    """Write, read, change, follow and back up a queue; returns Spark's view of it."""
     report = schedule(numbered(spark, COUNT), job_id="j", **broker)
     assert (counts(report), report.queues) == ((COUNT, 0, 0), {"celery": COUNT})
     found = backlog(spark, **broker)
@@ -91,7 +91,7 @@ def there_and_back(
 
 
 def _archived(spark: SparkSession, path: Path, **broker: Any) -> dict[str, int]:
-    """Events by kind, all of one queue, after what is new is in the archive."""
+    """Event counts by kind, all of one queue, after new events were added to the archive."""
     log_events(spark, path=str(path), queues="celery", **broker).awaitTermination()
     counted = read_archive(spark, str(path)).groupBy("queue", "event").count().collect()
     assert {row.queue for row in counted} == {"celery"}

@@ -1,7 +1,7 @@
-"""A Redis database as plain data, and the short forms that tests write messages in.
+"""A Redis database as plain data, and the short forms in which tests write messages.
 
-Lists are in the order in which they are delivered (their head is the right end), hashes map text to
-text, sorted sets map text to whole numbers.
+Lists are in the order of delivery (their head is the right end), hashes map text to text, and
+sorted sets map text to whole numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kombu_delayed.store.keys import format_version
 from kombu_delayed.store.store import Entry
 from kombu_delayed.testing.keyspace import Value, read_key, write_key
 
-#: Lifecycle events, moves, hints of what is urgent, and the version of the format.
+#: Keys that are not about messages: lifecycle events, moves, urgency hints, the format version.
 _BESIDE = ("}:events", "}:moved", "}:partitions:urgent", format_version())
 
 
@@ -25,7 +25,7 @@ _BUCKET = re.compile(r"(.*\}:(?:messages|dead-messages|dead-reasons))(?::\d+)?")
 
 
 def message(body: str, **extra: Any) -> str:
-    """Return a message of Kombu's as JSON; `extra` are members of its envelope."""
+    """Return a message of Kombu as JSON; `extra` are members of its envelope."""
     return json.dumps({"body": body, "properties": {}, **extra}, separators=(",", ":"))
 
 
@@ -45,14 +45,14 @@ def entry(id: str, due: int | str = "", step: int = 0, body: str | None = None) 
 
 
 def all_keys(client: redis.Redis) -> list[str]:
-    """Return every key of the database that says where messages are, sorted."""
+    """Return every key of the database that is about messages, sorted."""
     keys = (key.decode() for key in client.keys("*"))
-    marks = "}:reclaimed:"  # of consumers that were taken for dead: gone in a day
+    marks = "}:reclaimed:"  # of consumers whose leases have expired: gone in a day
     return sorted(key for key in keys if not key.endswith(_BESIDE) and marks not in key)
 
 
 def state(client: redis.Redis) -> dict[str, Value]:
-    """Return the whole database; of delayed messages without their due times, which are checked."""
+    """Return the whole database. The due times of delayed messages are checked, and left out."""
     found = _whole({key: read_key(client, key) for key in all_keys(client)})
     for key in [key for key in found if key.endswith("}:messages")]:
         due_times: dict[str, int] = {}
@@ -65,7 +65,7 @@ def state(client: redis.Redis) -> dict[str, Value]:
 
 
 def _whole(found: dict[str, Value]) -> dict[str, Value]:
-    """Hashes that are spread over buckets as one."""
+    """Join hashes that are spread over buckets."""
     whole: dict[str, Value] = {}
     for key, value in found.items():
         if key.endswith(":buckets"):
@@ -80,20 +80,20 @@ def _whole(found: dict[str, Value]) -> dict[str, Value]:
 
 
 def seed(client: redis.Redis, before: dict[str, Any]) -> None:
-    """Add what `state` would return."""
+    """Add the data that `state` would return."""
     for key, value in before.items():
         write_key(client, key, value)
 
 
 def note(reason: str, deliveries: int = 1, consumer: str = "A", at_ms: int = 1000) -> str:
-    """Return what is kept of a burial, in the form that `dead_state` gives it."""
+    """Return the note of a burial, in the form that `dead_state` gives it."""
     return _in_order(
         {"reason": reason, "deliveries": deliveries, "consumer": consumer, "at_ms": at_ms}
     )
 
 
 def dead_state(client: redis.Redis) -> dict[str, Any]:
-    """Return the whole database, with the notes of the dead letters in one order of members."""
+    """Return the whole database, with the notes of dead letters in one order of members."""
     found: dict[str, Any] = dict(state(client))
     for key in (key for key in found if key.endswith(":dead-reasons")):
         found[key] = {id: _in_order(json.loads(text)) for id, text in found[key].items()}

@@ -1,4 +1,4 @@
-"""Messages of Celery's tasks, as text."""
+"""Messages of Celery tasks, as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app = Celery("shop")
 
 
 def task(id: str = ID, /, priority: int = 0, serializer: str = "json", **given: Any) -> str:
-    """The JSON of a task's message, as Celery and Kombu make it."""
+    """The JSON of a task message, as Celery and Kombu make it."""
     given = {"args": ("x" * 300,), "kwargs": {}, "eta": "2026-11-25T03:27:21.235902+00:00", **given}
     reply_to = "b66589f9-1f5b-3e08-905d-fc994f90ff26"
     name = given.pop("name", "shop.tasks.send_email")
@@ -37,7 +37,7 @@ def task(id: str = ID, /, priority: int = 0, serializer: str = "json", **given: 
 
 
 def damaged(dice: random.Random, id: str) -> str:
-    """The text of a task with pieces missing, or doubled, at random; it begins as before."""
+    """The text of a task with pieces missing, or doubled, at random; its start is unchanged."""
     text = task(id, args=("x" * dice.randrange(40),))
     for _ in range(dice.randrange(4)):
         at, length = dice.randrange(len(text)), dice.randrange(60)

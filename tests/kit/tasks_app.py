@@ -1,4 +1,4 @@
-"""A Celery app for tests. Its worker processes are configured by environment variables.
+"""A Celery app for tests. Environment variables configure its worker processes.
 
 KOMBU_DELAYED_TEST_APP      JSON: the fields of `Settings`
 """
@@ -45,7 +45,7 @@ class Settings:
 
 
 class FlakyError(Exception):
-    """Raised by tasks that are to be retried."""
+    """Raised by tasks that should be retried."""
 
 
 _tasks: list[tuple[Callable[..., Any], dict[str, Any]]] = []
@@ -74,7 +74,7 @@ def make_app(settings: Settings) -> Celery:
     if settings.broker_url:
         app.conf.broker_url = settings.broker_url
     for function, options in _tasks:
-        # Shared tasks would also come into the apps of other tests.
+        # Shared tasks would also appear in the apps of other tests.
         app.task(name=function.__name__, shared=False, **options)(function)
     return app
 
@@ -125,7 +125,7 @@ def sleep(self: Any, seconds: float) -> None:
 
 @task(bind=True)
 def until(self: Any, path: str) -> None:
-    """Run until there is a file."""
+    """Run until the file exists."""
     write_down(self)
     while not Path(path).exists():
         time.sleep(0.02)
@@ -133,7 +133,7 @@ def until(self: Any, path: str) -> None:
 
 @task(bind=True, acks_late=True)
 def torn(self: Any) -> None:
-    """Leave a lock as a signal does that interrupts the handler of another one in taking it."""
+    """Take a lock and keep it, as if a signal had interrupted the handler of another one."""
     worker_shutting_down.lock.acquire()
     write_down(self)
     time.sleep(30)
@@ -141,7 +141,7 @@ def torn(self: Any) -> None:
 
 @task(bind=True, acks_late=True)
 def late(self: Any, seconds: float = 0, payload: str = "") -> None:
-    """Is acked when it is done, and writes down start and end."""
+    """Is acked when it is done; records start and end."""
     write_down(self, phase="start")
     time.sleep(seconds)
     write_down(self, phase="end")
@@ -149,10 +149,10 @@ def late(self: Any, seconds: float = 0, payload: str = "") -> None:
 
 @task(bind=True, acks_late=True)
 def busy(self: Any, seconds: float, how: str) -> None:
-    """Keeps its thread busy, in Python or asleep in native code, and writes down start and end."""
+    """Keeps its thread busy, in Python or asleep in native code; records start and end."""
     write_down(self, phase="start")
     if how == "native":
-        ctypes.CDLL(None).usleep(int(seconds * 1e6))  # without the interpreter's lock
+        ctypes.CDLL(None).usleep(int(seconds * 1e6))  # without the GIL
     else:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -162,7 +162,7 @@ def busy(self: Any, seconds: float, how: str) -> None:
 
 @task(bind=True)
 def fill_memory(self: Any, mebibytes: int) -> None:
-    """Its process has needed so much memory for a moment."""
+    """Its process needs this much memory for a moment."""
     assert len(b"x" * (mebibytes << 20))
     write_down(self)
 
@@ -176,7 +176,7 @@ def retry(self: Any, countdown: float, times: int = 1) -> str | None:
 
 
 class UnspeakableError(Exception):
-    """Cannot even say what it is."""
+    """An error that cannot be printed."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -202,7 +202,7 @@ def die(self: Any) -> None:
     max_retries=3,
 )
 def backoff(self: Any, failures: int) -> int:
-    """Fails so many times, retried after 1, 2, 4 … seconds."""
+    """Fails `failures` times, retried after 1, 2, 4 … seconds."""
     write_down(self)
     if self.request.retries < failures:
         raise FlakyError
@@ -211,7 +211,7 @@ def backoff(self: Any, failures: int) -> int:
 
 @task(bind=True, acks_late=True)
 def reject(self: Any, requeue_first: bool = False) -> None:
-    """Rejects its message, the first time back into the queue if asked for."""
+    """Rejects its message; the first time back into the queue if asked for."""
     write_down(self)
     again = requeue_first and not (self.request.delivery_info or {}).get("redelivered")
     raise Reject("on purpose", requeue=again)
@@ -219,7 +219,7 @@ def reject(self: Any, requeue_first: bool = False) -> None:
 
 @task(bind=True)
 def hand_on(self: Any, then: str, countdown: float | None, queue: str) -> None:
-    """Fails once and then leaves its id to another task in another queue."""
+    """Fails once, then passes its id to another task in another queue."""
     if not self.request.retries:
         raise self.retry(countdown=0, queue=queue, max_retries=1)
     self.replace(self.app.signature(then).set(countdown=countdown, queue=queue))
@@ -227,7 +227,7 @@ def hand_on(self: Any, then: str, countdown: float | None, queue: str) -> None:
 
 @task()
 def leave() -> None:
-    """Ends as a process does, in pools where it is none."""
+    """Ends as a process would, in pools whose tasks are not processes."""
     raise SystemExit(1)
 
 
@@ -239,7 +239,7 @@ def retry_unsent(self: Any, error: str) -> None:
 
 @task(bind=True)
 def retry_unsent_early(self: Any) -> None:
-    """The same, and its message is acked by then."""
+    """The same, but the message is acked before."""
     _retry_unsent(self)
 
 

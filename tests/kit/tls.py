@@ -1,6 +1,6 @@
-"""A server that speaks TLS, where the operating system has one.
+"""A server that speaks TLS, if the operating system has one.
 
-The bundled servers are built without it. Nothing else depends on it, hence a skip in CI too.
+The bundled servers are built without TLS. Nothing else depends on it, hence a skip in CI too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def start_tls_server(directory: Path, **options: Any) -> Server:
 
 
 def passes_on(connection: Connection) -> None:
-    """Messages pass through a connection, which is closed then."""
+    """Messages pass through a connection, which is closed afterwards."""
     mail = Queue("mail", Exchange("mail"), routing_key="mail")
     with connection:
         inbox = Inbox(connection, mail)

@@ -1,4 +1,4 @@
-"""Entries of a stream of lifecycle events, as the moves write them."""
+"""Entries of a stream of lifecycle events, as written by the moves."""
 
 from __future__ import annotations
 

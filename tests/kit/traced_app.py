@@ -1,4 +1,4 @@
-"""The app for tests, traced. For workers only: it instruments the process that imports it."""
+"""The app for tests with tracing. For workers only: it instruments the importing process."""
 
 from __future__ import annotations
 

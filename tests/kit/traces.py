@@ -1,4 +1,4 @@
-"""Finished spans as lines of JSON in a file that a variable names."""
+"""Finished spans as lines of JSON in a file named by a variable."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The app for tests, whose workers read nothing of their pool while a file exists.
+"""The app for tests whose workers read nothing from their pool while a file exists.
 
-The file is named by KOMBU_DELAYED_TEST_DEAF. A worker that is told to end reads again.
+KOMBU_DELAYED_TEST_DEAF names the file. A worker that is told to end reads again.
 """
 
 from __future__ import annotations

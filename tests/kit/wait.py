@@ -17,7 +17,7 @@ def wait_until(
     timeout_seconds: float = 90,
     interval_seconds: float = 0.01,
 ) -> T:
-    """Return the first truthy value of `predicate`, or fail naming what was waited for."""
+    """Return the first truthy value of `predicate`; fail on timeout, naming the description."""
     deadline = time.monotonic() + timeout_seconds
     while not (value := predicate()):
         if time.monotonic() >= deadline:
@@ -29,7 +29,7 @@ def wait_until(
 
 
 class Stopwatch:
-    """Time since it was made, less what some processes, or this one, waited for a CPU."""
+    """Time since it was made, less the time that some processes, or this one, waited for a CPU."""
 
     def __init__(self, *pids: int) -> None:
         self._pids = {os.getpid(), *pids}
@@ -45,8 +45,8 @@ class Stopwatch:
 
 
 def starved_seconds(pid: int) -> float:
-    """How long the first thread of a process was ready to run and had no CPU."""
+    """How long the first thread of a process was ready to run without getting a CPU."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError):  # it has ended; not Linux
+    except (OSError, IndexError):  # the process has ended, or this is not Linux
         return 0.0

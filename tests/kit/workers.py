@@ -23,22 +23,22 @@ STOP_SECONDS = 20
 
 
 def heed_signals() -> None:
-    """Let workers hear SIGINT and SIGQUIT from their first moment on.
+    """Let workers receive SIGINT and SIGQUIT from the beginning.
 
-    What a shell starts in the background ignores them, and so do its children until they say
-    otherwise.
+    Processes that a shell starts in the background ignore them, and so do their children until
+    they reset them.
     """
     for number in (signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
-#: Those that were started and may run still.
+#: Workers that were started and may still run.
 _started: WeakSet[Worker] = WeakSet()
 
 
 def last_words() -> Iterator[tuple[str, str]]:
-    """The name and the log's end of each worker, of those that run with where its threads are."""
+    """The name and the end of the log of each worker, with thread stacks of running ones."""
     running = [each for each in _started if each.running]
     for each in running:
         each.send_signal(signal.SIGUSR1)  # Celery prints its threads then
@@ -51,8 +51,8 @@ def last_words() -> Iterator[tuple[str, str]]:
 class Worker:
     """A worker process from `start` to `stop` or `kill`; a context manager does both.
 
-    `command` replaces the Celery command line, to start a worker from a script. `root` has the code
-    that it runs.
+    `command` replaces the Celery command line, to start a worker from a script. `root` has the
+    code that it runs.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """What it has printed since it was started last."""
+        """The output since it was started last."""
         with open(self.log_path, "rb") as file:
             file.seek(self._log_start)
             return file.read().decode(errors="replace")
 
     def mixed_threads(self) -> list[str]:
-        """What gevent and eventlet say where a thread used what is another one's."""
+        """Warnings of gevent and eventlet about a thread that used an object of another thread."""
         said = ("greenlet.error", "different thread", "Second simultaneous")
         return [line for line in self.log.splitlines() if any(each in line for each in said)]
 
@@ -172,7 +172,7 @@ class Worker:
         return code
 
     def kill(self) -> None:
-        """End it and the children of its pool at once, with no chance to clean up."""
+        """End it and the children of its pool at once, without cleanup."""
         _started.discard(self)
         if self._process is None:
             return
@@ -181,7 +181,7 @@ class Worker:
         process.wait()
 
     def _end_group(self, group: int) -> None:
-        # Its own session: its process id is the group's, and only its children are in it.
+        # Its session is its own: its process id is the group's, and only its children are in it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
