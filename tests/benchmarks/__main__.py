@@ -35,7 +35,7 @@ for group in GROUPS:
 
 
 class Run:
-    """Runs benchmarks one after the other and gathers their rows."""
+    """Runs benchmarks one after the other and collects their rows."""
 
     def __init__(self, console: Console, rounds: int, quick: bool) -> None:
         self.console = console

@@ -20,13 +20,13 @@ BROKER, LEDGER = "BENCHMARK_BROKER", "BENCHMARK_LEDGER"
 OPTIONS = "BENCHMARK_OPTIONS"
 #: "fair", "keys" or "global": the queue has such policies.
 GATE = "BENCHMARK_GATE"
-#: Set where the app is extended: "yes", or "silent" with outcomes that are not recorded.
+#: Set if the app is extended: "yes", or "silent" if outcomes are not recorded.
 EXTENDED = "BENCHMARK_EXTENDED"
 QUEUE = "celery"
 
 
 class Start(NamedTuple):
-    """One execution: the task's number, when it was due and when it started, in seconds."""
+    """One execution: the task's number, its due time and its start, in seconds."""
 
     number: int
     due: float
@@ -72,7 +72,7 @@ def create_app(broker_url: str) -> Celery:
 
 @contextmanager
 def batch(app: Celery) -> Iterator[dict[str, Any]]:
-    """Options for `apply_async` that publish in batches, where Kombu has them (5.7)."""
+    """Options for `apply_async` that publish in batches, if Kombu has them (5.7)."""
     with app.producer_pool.acquire(block=True) as producer:
         if not hasattr(producer, "batch"):
             yield {"producer": producer}

@@ -1,4 +1,4 @@
-"""What a backlog costs the server, and whether what a call costs depends on its size."""
+"""The cost of a backlog for the server, and whether the cost of a call depends on its size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.benchmarks.rig import Rig, entries, fill, sample, store_of
 
 LIMIT_BYTES = 165
 LIMIT, SMALL, CALLS = 1.5, 1_000, 250
-#: Short ones: millions of them are to fit, and their length does not matter here.
+#: Short messages: millions of them should fit, and their length does not matter here.
 TEMPLATE = "ID", '{"body": "", "headers": {"id": "ID"}, "properties": {"delivery_tag": "ID"}}'
 CONSUMER = "benchmark"
 QUEUES = "small", "large"
@@ -44,7 +44,7 @@ def bookkeeping(rig: Rig) -> Figures:
 
 
 def timed(rig: Rig, call: Callable[[int], object]) -> tuple[float, float]:
-    """Microseconds a call takes: in the server's script, and from here."""
+    """Microseconds of a call: in the server's script, and as seen from here."""
     rig.redis.config_resetstat()
     began = perf_counter()
     for n in range(CALLS):
@@ -58,10 +58,10 @@ def measure_queue(rig: Rig, store: Store, queue: str, seed: int) -> Figures:
     now_ms = int(time.time() * 1000)
     far = list(entries(CALLS, TEMPLATE, random.Random(seed), now_ms))
     soon_ms = now_ms + 60_000
-    for n in range(CALLS):  # one by one: what came before is not to weigh on what is timed
+    for n in range(CALLS):  # one by one: earlier calls should not affect the timing
         store.schedule(queue, [Entry(f"soon-{n}", 0, TEMPLATE[1], str(soon_ms + n))])
     schedule = timed(rig, lambda n: store.schedule(queue, [far[n]]))
-    # Due by the clock that the moves go by: one is promoted and handed out in each call.
+    # Due by the clock that the moves use: each call promotes and hands out one message.
     store.now = str(soon_ms + CALLS)
     deliver = timed(
         rig, lambda n: store.deliver(queue, CONSUMER, 1, n + 1, lease_ms=60_000, promotions=1)
@@ -94,7 +94,7 @@ def _cost(verb: str) -> Line:
 
 @benchmark("backlog", _cost("schedule"), _cost("deliver"), rounds=1)
 def backlog(rig: Rig) -> Figures:
-    """Both backlogs on one server, in turn: whatever else the machine does falls on both."""
+    """Both backlogs take turns on one server, so that other load on the machine hits both."""
     large = rig.scaled(3_000_000, 100_000)
     store = store_of(rig)
     fill(store, "large", large, TEMPLATE)
@@ -132,7 +132,7 @@ def metrics(rig: Rig) -> Figures:
 
 
 def fill_day(store: Store, queue: str, count: int) -> None:
-    """Messages that are evenly due within the coming day: all are in some count."""
+    """Messages due evenly over the coming day, so that each is in one of the counts."""
     step_ms = DAY_MS / count
     for first in range(0, count, 1_000):
         numbers = range(first, min(first + 1_000, count))

@@ -1,4 +1,4 @@
-"""Many at once: scheduling in bulk, and what looks after a backlog of a million."""
+"""Many at once: scheduling in bulk, and maintaining a backlog of a million."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit.state import message
 
 TEXT = "x" * 300
 CALLS = 2_000
-#: A tenth of the backlog has this name.
+#: The task name of a tenth of the backlog.
 RARE = "mail.send"
 MONTH_SECONDS = 30 * 86_400
 PROBE_SECONDS = 0.001
@@ -70,7 +70,7 @@ def in_bulk(url: str, count: int) -> float:
     rounds=1,
 )
 def schedule_many(rig: Rig) -> Figures:
-    """In turn, so that whatever else the machine does falls on both."""
+    """The ways take turns, so that other load on the machine hits both."""
     loops, bulks = [], []
     for _ in range(rig.scaled(3, 1)):
         loops.append(rig.apart(singly, rig.url(), rig.scaled(8_000, 1_000), TEXT))
@@ -83,7 +83,7 @@ def schedule_many(rig: Rig) -> Figures:
 
 
 def filling(url: str, count: int) -> int:
-    """Tasks with arguments of their own, due in the coming month but its first hour."""
+    """Tasks with different arguments, due in the coming month except its first hour."""
     chance = random.Random(1)
     start = datetime.now(timezone.utc) + timedelta(hours=1)
 
@@ -97,7 +97,7 @@ def filling(url: str, count: int) -> int:
 
 
 def measured(url: str, work: Callable[..., int], *arguments: Any) -> tuple[int, float, float]:
-    """What a call returns, its seconds, and the megabytes by which the process has grown."""
+    """The result of a call, its seconds, and the megabytes by which the process has grown."""
     with delayed_of(url) as delayed:
         delayed.queues()
         gc.collect()
@@ -122,7 +122,7 @@ def restoring(delayed: Delayed, path: Path) -> int:
 
 
 def probed(rig: Rig, function: Callable[..., Any], *arguments: Any) -> tuple[Any, float]:
-    """What a call in a process of its own returns, and the p99 of PING meanwhile in ms."""
+    """The result of a call in its own process, and the p99 of PING meanwhile in ms."""
     waits = []
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(lambda: rig.apart(function, *arguments, seconds=600))
@@ -135,10 +135,10 @@ def probed(rig: Rig, function: Callable[..., Any], *arguments: Any) -> tuple[Any
 
 
 def measure_cancel(rig: Rig) -> Figures:
-    """Single calls in turn with a script that does next to nothing.
+    """Single calls in turn with a trivial script.
 
-    That is sent over the same connection, with nothing of redis-py in between but its parser, and
-    by redis-py as programs send theirs.
+    The script is sent over the same connection, with nothing of redis-py in between but its parser,
+    and by redis-py as programs send theirs.
     """
     with delayed_of(rig.url()) as delayed:
         ids = [each.id for each, _ in zip(delayed.find(), range(CALLS), strict=False)]
@@ -187,7 +187,7 @@ def _reading(name: str, what: str, least: int | None = None) -> Line:
 
 @benchmark(
     "million",
-    Line(  # to be reached is a small multiple of the trip that everybody's client makes
+    Line(  # the target is a small multiple of the round trip of an ordinary client
         "`Delayed.cancel` at a backlog of {count:,.0f}, in an app that keeps no results, and a "
         "round trip of redis-py with one small script",
         "{cancel_us:.0f} µs, {redis_py_trip_us:.0f} µs",
@@ -241,7 +241,7 @@ def million(rig: Rig) -> Figures:
 
 
 def reclaiming(port: int) -> tuple[int, float]:
-    """How many messages of a dead consumer went back to their list, and in how many seconds."""
+    """How many messages of a dead consumer returned to their list, and in how many seconds."""
     with redis.Redis(port=port) as client:
         began = perf_counter()
         return Store(client).leases.reclaim(QUEUE, DEAD), perf_counter() - began

@@ -1,4 +1,4 @@
-"""How late callbacks to one host are while another one does not answer."""
+"""How late callbacks to one host are while another host does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.wait import wait_until
 #: Jobs to the host that hangs, and how long each of its callbacks may take.
 HUNG, TIMEOUT_SECONDS = 200, 10
 
-#: Callbacks to the other host in a second.
+#: Callbacks per second to the other host.
 RATE = 20
 
 SLOTS = 20
@@ -40,7 +40,7 @@ def _measure(rig: Rig, seconds: int, hung: int) -> Figures:
         receiving() as receiver,
         socket.create_server(
             ("127.0.0.1", 0), backlog=512
-        ) as silent,  # it accepts and says nothing
+        ) as silent,  # it accepts connections and never answers
         make_app(rig.url(), options) as app,
         closing(Delayed(app)) as delayed,
     ):

@@ -1,4 +1,4 @@
-"""What the stream of lifecycle events costs."""
+"""The cost of the stream of lifecycle events."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PAYLOAD = "x" * 400
 
 
 def through_a_worker(rig: Rig, count: int, limit: int) -> float:
-    """Tasks per second that one worker gets through."""
+    """Tasks per second that one worker processes."""
     rig.redis.flushall()
     rig.send(((), {}) for _ in range(count))
     return rig.drain(count, environment={OPTIONS: json.dumps({"delayed_events": limit})})
 
 
 def in_the_server(rig: Rig, count: int, limit: int) -> float:
-    """Messages per second that are scheduled, delivered and acked by nothing but scripts."""
+    """Messages per second that scripts alone schedule, deliver and ack."""
     rig.redis.flushall()
     store = Store(rig.redis, event_limit=limit, now="1000")
     headers = {"lang": "py", "task": "work", "id": "id", "argsrepr": PAYLOAD[:100]}
@@ -58,7 +58,7 @@ def in_the_server(rig: Rig, count: int, limit: int) -> float:
     ),
 )
 def events(rig: Rig) -> Figures:
-    """Alternating, so that what else the machine does meets both."""
+    """The sides alternate, so that other load on the machine hits both."""
     tasks, messages = rig.scaled(6_000, 1_000), rig.scaled(50_000, 5_000)
     figures: Figures = dict.fromkeys(("worker off", "worker on", "server off", "server on"), 0.0)
     for name in ("off", "on", "on", "off"):

@@ -1,4 +1,4 @@
-"""What waiting for a replica costs, and what failovers of Sentinel lose, repeat and hold up."""
+"""The cost of waiting for a replica, and the losses, repeats and delays of Sentinel failovers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.kit.workers import Worker
 KINDS = {"alone": singly, "batch": in_batch}
 WAITING = {"delayed_replicas_to_wait": 1}
 
-#: Three threads send each 0.1 s, for now and with these countdowns.
+#: Three threads each send a task every 0.1 s, due now (None) or after one of these countdowns.
 THREADS, PAUSE_SECONDS, COUNTDOWNS = 3, 0.1, (None, 0.5, 3, 8)
 
 SETTLE_SECONDS = 20
 
 
 def waiting(url: str, count: int, kind: str) -> float:
-    """Tasks per second that are sent and that one replica has; in a process of its own."""
+    """Tasks per second that are sent and stored on one replica; in a process of its own."""
     os.environ[OPTIONS] = json.dumps(WAITING)
     return KINDS[kind](url, count)
 
@@ -51,7 +51,7 @@ def _waits(kind: str, what: str) -> Line:
     _waits("batch", "the same within `Producer.batch()`"),
 )
 def replicas(rig: Rig) -> Figures:
-    """Alternating, on a master with a replica in either case."""
+    """The sides alternate, on a master with a replica in either case."""
     counts = {"alone": rig.scaled(4_000, 500), "batch": rig.scaled(20_000, 2_000)}
     follows = {"replicaof": f"127.0.0.1 {rig.server.port}", "repl-diskless-sync-delay": "0"}
     figures: Figures = {}
@@ -136,7 +136,7 @@ def failover(rig: Rig) -> Figures:
 
 
 def switched(rig: Rig, options: dict[str, Any]) -> Figures:
-    """A promotion in the middle of some 700 messages, two workers of two processes each."""
+    """A promotion amid some 700 messages, with two workers of two processes each."""
     with start_group("valkey", rig.directory / "group") as group:
         group.pace(UNHURRIED)
         with loaded(rig, group, options) as load:

@@ -1,4 +1,4 @@
-"""What a task takes in Redis as it was sent, packed and compressed, and what each form costs."""
+"""The size of a task in Redis as sent, packed and compressed, and the cost of each form."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import Rig, cpu_seconds
 from tests.kit.servers import available_kinds, start_server
 
-#: Compressed and packed tasks are in buckets; those in one hash are as they were sent.
+#: Compressed and packed tasks are in buckets; plain ones are in one hash, as they were sent.
 FORMS = "plain", "packed", "zstd"
-#: How much more than a plain one each may cost.
+#: How much more each form may cost than a plain one.
 MORE = {"packed": 0.05, "zstd": 0.15}
 VERBS = {
     "apply_async": "processor time of client and server for `apply_async`",
@@ -39,7 +39,7 @@ GOODS = "shirt shoes jacket trousers socks belt scarf gloves hat coat"
 
 
 def argument(dice: random.Random) -> dict[str, Any]:
-    """Some 300 bytes as JSON, of which names, amounts and a random token change."""
+    """About 300 bytes as JSON, in which names, amounts and a random token change."""
     first, last = dice.choice(FIRST.split()), dice.choice(LAST.split())
     goods = [
         {
@@ -61,7 +61,7 @@ def argument(dice: random.Random) -> dict[str, Any]:
 
 @contextmanager
 def delayed_of(url: str, form: str) -> Iterator[Delayed]:
-    """An app whose messages have a form once its queue is large."""
+    """An app whose messages get a form once its queue is large."""
     with create_app(url) as app:
         if form == "zstd":
             app.conf.broker_transport_options = {"delayed_compression": "zstd"}
@@ -128,14 +128,14 @@ def costs(rig: Rig, form: str, seed: int) -> Figures:
 
 
 def timed(rig: Rig, count: int, call: Callable[[], Any]) -> float:
-    """Processor time: the machine may have other work."""
+    """Processor time, as the machine may have other work."""
     began = cpu_seconds(rig.redis) + time.process_time()
     call()
     return (cpu_seconds(rig.redis) + time.process_time() - began) / count * 1e6
 
 
 def consume(store: Store, count: int) -> None:
-    """What a consumer does with due messages, up to their payloads."""
+    """Handles due messages as a consumer does, up to their payloads."""
     store.now, tag = f"+{40 * 86_400_000}", 1
     while tag <= count:
         got = store.deliver(QUEUE, "benchmark-60000", 16, tag, lease_ms=60_000, promotions=16)
@@ -185,7 +185,7 @@ def in_turns(turns: int) -> Iterator[Sequence[str]]:
     *(cost(VERBS[verb], verb, form) for verb in VERBS for form in MORE),
 )
 def forms(rig: Rig) -> Figures:
-    """Medians of turns: what else the machine does meets all forms."""
+    """Medians of turns, so that other load on the machine hits all forms."""
     found = {f"{form} bytes": memory(rig, form) for form in FORMS}
     spent: dict[str, list[float]] = {}
     for turn, order in enumerate(in_turns(rig.scaled(TURNS, 1))):

@@ -1,4 +1,4 @@
-"""What turns and limits cost, and what a tenant that floods a queue does to another one."""
+"""The cost of turns and limits, and the effect of a tenant that floods a queue on another one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.kit.clusters import start_cluster
 from tests.kit.wait import wait_until
 
 MOST_RATIO = 1.3
-#: Messages that are measured together.
+#: How many messages are measured together.
 ROUND = 50
 
 TENANTS, KEYS = 1_000, 10_000
 
-#: Of the tenant beside the flood: tasks a second, and for how long.
+#: The tenant beside the flood: tasks per second, and for how many seconds.
 RATE, SECONDS = 10, 60
 FLOOD = 100_000
 
 
 @contextmanager
 def set_environment(name: str, value: str) -> Iterator[None]:
-    """For this process, and for workers that are started meanwhile."""
+    """Set a variable for this process, and for workers that are started meanwhile."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -54,9 +54,9 @@ def gated(rig: Rig, name: str, url: str | None = None) -> Iterator[Celery]:
 
 
 def check_allocator(rig: Rig) -> None:
-    """What the gate keeps is in many small pieces, and servers for production have jemalloc.
+    """The gate keeps many small pieces, and production servers have jemalloc.
 
-    The bundled one has the C library's malloc, which becomes slower by a large fill.
+    The bundled server has the C library's malloc, which a large fill makes slower.
     """
     allocator = rig.redis.info("memory")["mem_allocator"]
     if not allocator.startswith("jemalloc"):
@@ -67,7 +67,7 @@ def check_allocator(rig: Rig) -> None:
 
 
 def serve(rig: Rig, store: Store, queue: str, limited: Gate, tags: range) -> float:
-    """Microseconds of the server for one message, and for its slot."""
+    """Microseconds of the server for a message, and for its slot."""
     rig.redis.config_resetstat()
     for tag in tags:
         answer = store.deliver(queue, "A", 1, tag, lease_ms=600_000, gate=limited)
@@ -98,7 +98,7 @@ def serve(rig: Rig, store: Store, queue: str, limited: Gate, tags: range) -> flo
     server="redis",
 )
 def gate_waiting(rig: Rig) -> Figures:
-    """The last one is as small as the first, on a server that has had the large one to store."""
+    """The last backlog is as small as the first, but the server has stored the large one before."""
     check_allocator(rig)
     few, many = rig.scaled((1_000, 1_000_000), (1_000, 20_000))
     sizes = {"few": few, "many": many, "beside": few}
@@ -123,7 +123,7 @@ def _waiting_us(rig: Rig, queue: str, size: int) -> float:
 
 
 def _is_saving(rig: Rig) -> bool:
-    """Whether a fork of the server makes each page that it writes to a copy."""
+    """Whether a fork of the server makes it copy each page that it writes to."""
     found = rig.redis.info("persistence")
     return bool(found["rdb_bgsave_in_progress"] or found["aof_rewrite_in_progress"])
 
@@ -136,7 +136,7 @@ def _entry(id: str, ticket: Ticket, due_ms: int) -> Entry:
 
 
 def drain(rig: Rig, name: str, count: int, keys: int, url: str | None = None) -> float:
-    """Tasks a second through a worker with these policies."""
+    """Tasks per second through a worker with these policies."""
     with gated(rig, name, url) as app:
         send_all(app, (((), {"headers": {"tenant": str(n % keys)}}) for n in range(count)))
         return rig.drain(count, url=url)
@@ -183,7 +183,7 @@ SHARDS, NODES = 12, 3
     ),
 )
 def gate_global(rig: Rig) -> Figures:
-    """The limit is large enough for all that the worker claims."""
+    """The limit is large enough for all tasks that the worker claims."""
     count, options = rig.scaled(10_000, 3_000), {"delayed_shards": {QUEUE: SHARDS}}
     with ExitStack() as stack:
         stack.enter_context(set_environment(OPTIONS, json.dumps(options)))
@@ -199,7 +199,7 @@ def gate_global(rig: Rig) -> Figures:
 
 
 def lateness_ms(rig: Rig, flood: int) -> float:
-    """The 99th percentile of the lateness of a tenant's tasks, beside so many of another one's."""
+    """The p99 lateness of a tenant's tasks while another tenant sends `flood` tasks."""
     seconds = rig.scaled(SECONDS, 10)
     with gated(rig, "fair") as app:
         worker = rig.start_worker().await_ready()

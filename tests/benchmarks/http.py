@@ -1,7 +1,7 @@
-"""How many tasks the HTTP API takes, and how soon it and the pages answer.
+"""How many tasks the HTTP API accepts, and how soon it and the pages answer.
 
-The server, Redis and the program that asks share the machine: the latter is one thread that waits
-on all its connections at once, sends the same bytes again and looks at little of each answer.
+The server, Redis and the client share the machine. The client is one thread that waits on all its
+connections at once, sends the same bytes again and looks at little of each answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tests.kit.wait import wait_until
 
 CONNECTIONS = 32
 LINES = 5_000
-#: Look-ups a second that come whether or not earlier ones are answered.
+#: Look-ups per second, sent even if earlier ones are not answered.
 STEADY = 500
-#: A page's shared readings are kept for less than this, or for 20 times as long as reading took.
+#: Shared readings of a page are cached for less than this, or for 20 times the time of the read.
 APART_SECONDS = 3.0
 
 
@@ -56,7 +56,7 @@ class Connection:
         self.close = self._socket.close
 
     def ask(self, request: bytes) -> float:
-        """The seconds until the answer was there."""
+        """The seconds until the answer had arrived."""
         began = perf_counter()
         self.send(request)
         while not self.receive():
@@ -64,7 +64,7 @@ class Connection:
         return perf_counter() - began
 
     def receive(self) -> bool:
-        """Read what has come; returns whether that is all of the answer."""
+        """Read the available bytes; returns whether the answer is complete."""
         part = self._socket.recv(1 << 20)
         if not part:
             raise RuntimeError("the server has closed the connection")
@@ -104,7 +104,7 @@ def create_singly(port: int, count: int) -> float:
 
 
 def create_in_bulk(port: int, count: int) -> float:
-    """Tasks per second, many a request."""
+    """Tasks per second, with many per request."""
     request = _post("/v1/bulk", *[{"task": "work", "args": [1], "delay": "1h"}] * LINES)
     with closing(Connection(port)) as connection:
         return count / sum(connection.ask(request) for _ in range(count // LINES))
@@ -119,11 +119,11 @@ def look_up(port: int, count: int) -> float:
 
 
 def look_up_ready(port: int, ready: int, count: int, connections: int) -> dict[str, float]:
-    """Percentiles of `GET /v1/tasks/{id}` of ready tasks, in ms, by so many clients at once."""
+    """Percentiles of `GET /v1/tasks/{id}` of ready tasks, in ms, with concurrent clients."""
     chance = random.Random(7)
     selector, took = selectors.DefaultSelector(), []
     clients = [Connection(port) for _ in range(connections)]
-    clients[0].ask(_get("/v1/tasks/ready-0"))  # the first look reads what is ready
+    clients[0].ask(_get("/v1/tasks/ready-0"))  # the first look-up reads the ready list
     began = dict[Connection, float]()
 
     def ask(client: Connection) -> None:
@@ -150,10 +150,10 @@ def look_up_ready(port: int, ready: int, count: int, connections: int) -> dict[s
 def look_up_steadily(port: int, ready: int, count: int, rate: float) -> float:
     """The 99th percentile of look-ups of ready tasks at a rate, in ms, from when each was due.
 
-    They go out when they are due, whether or not earlier ones are answered.
+    They are sent when due, even if earlier ones are not answered.
     """
     chance, selector, took = random.Random(7), selectors.DefaultSelector(), list[float]()
-    # In turn: the server closes a connection that is idle for long.
+    # In turn, because the server closes a connection that is idle for long.
     free = deque(Connection(port) for _ in range(CONNECTIONS))
     for client in free:
         selector.register(client, selectors.EVENT_READ, client)
@@ -175,7 +175,7 @@ def look_up_steadily(port: int, ready: int, count: int, rate: float) -> float:
 
 
 def open_pages(port: int, path: str, count: int) -> float:
-    """The time of the slowest of some visits, in ms, each of which reads anew."""
+    """The time of the slowest of some visits, in ms, each with a fresh read."""
     took = []
     for _ in range(count):
         began = perf_counter()
@@ -251,7 +251,7 @@ def http(rig: Rig) -> Figures:
     _time(f"the same at {STEADY} look-ups a second over 32 connections", "steady", 10),
 )
 def lookups(rig: Rig) -> Figures:
-    """Of ready tasks, beside 1,000,000 delayed ones."""
+    """Look-ups of ready tasks, beside 1,000,000 delayed ones."""
     count, store = rig.scaled(100_000, 5_000), store_of(rig)
     template = sample(rig)
     fill(store, QUEUE, rig.scaled(1_000_000, 20_000), template)
@@ -283,7 +283,7 @@ def lookups(rig: Rig) -> Figures:
     }
 
 
-#: The pages, and what is asked of each.
+#: The pages, and the query of each.
 PAGES = {
     "overview": "/?ahead=month",
     "failures": "/failures",
@@ -304,7 +304,7 @@ PAGES = {
 
 
 def finish(rig: Rig, count: int) -> None:
-    """Record tasks as workers do: each has succeeded but one in a hundred."""
+    """Record tasks as workers do: all have succeeded except one in a hundred."""
     store, now_ms = store_of(rig), int(time.time() * 1000)
     outcomes, kept = Outcomes(store), OutcomeOptions().kept
     worker = "w1@benchmarks:7:ab"

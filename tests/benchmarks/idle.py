@@ -1,4 +1,4 @@
-"""What waiting costs: many consumers, many queues, a large backlog, and next to nothing to do."""
+"""The cost of waiting: many consumers, many queues, a large backlog, and almost no work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def consume(url: str, queues: Sequence[str], options: dict[str, Any]) -> None:
-    """A plain Kombu consumer, for good."""
+    """A plain Kombu consumer, running until it is killed."""
     with (
         Connection(url, transport_options=options) as connection,
         connection.Consumer(
@@ -56,7 +56,7 @@ def start_consumers(rig: Rig, count: int, queues: Sequence[str], shards: int = 1
 
 
 def count_commands(rig: Rig, seconds: float) -> tuple[float, float]:
-    """Commands/s of clients, and of the scripts among them, as the server's MONITOR shows them."""
+    """Commands/s of clients, and of the scripts among them, from the server's MONITOR."""
     by_clients = by_scripts = 0
     end = time.monotonic() + seconds
     with socket.create_connection(("127.0.0.1", rig.server.port or 0)) as monitor:
@@ -153,7 +153,7 @@ def many_queues(rig: Rig) -> Figures:
 
 
 def _to_any(queues: int, chance: random.Random, number: int) -> dict[str, Any]:
-    """Each second one has a countdown."""
+    """One task each second has a countdown."""
     countdown = {"countdown": chance.uniform(1, 5)} if number % 2 else {}
     return {"queue": f"many-{chance.randrange(queues)}", **countdown}
 

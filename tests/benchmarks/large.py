@@ -1,4 +1,4 @@
-"""What a server with millions of delayed tasks takes to snapshot, and to start again."""
+"""The cost of a snapshot and of a restart for a server with millions of delayed tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How soon a worker is itself again after what happens to it every day."""
+"""How soon a worker recovers from everyday disturbances."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A large queue moves to another node, or to a newer format, while its tasks come and go.
 
-To another node once as `redis-cli --cluster reshard` does it, key by key, and once by the servers
-themselves, with CLUSTER MIGRATESLOTS. Servers, worker, sender and redis-cli share one machine.
+It moves to another node once as `redis-cli --cluster reshard` does it, key by key, and once by the
+servers themselves, with CLUSTER MIGRATESLOTS. Servers, worker, sender and redis-cli share one
+machine.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
 NODES = 3
-#: Tasks a second of the queue that moves: every other one with a countdown.
+#: Tasks per second of the queue that moves; every other one has a countdown.
 RATE, COUNTDOWN = 50, 1.0
 PROBE_SECONDS = 0.005
 MOST_MS = 100
-#: While its slot moves key by key a queue takes nothing.
+#: While its slot moves key by key, a queue accepts nothing.
 PATIENT = {"max_retries": 100}
 #: How long the load runs before a move.
 CALM_SECONDS = 5.0
@@ -50,17 +51,17 @@ Move = Callable[[Cluster, Server, Server], None]
 
 @dataclass
 class Load:
-    """Tasks that are sent to a queue, and how long each client has to wait for a node."""
+    """Tasks that are sent to a queue, and how long each client waits for a node."""
 
     app: Any
     over: threading.Event = field(default_factory=threading.Event)
-    #: In seconds: of a PING of each node every 5 ms, and of `apply_async`,
-    #: which waits while its queue is on its way.
+    #: Seconds of a PING of each node every 5 ms, and of `apply_async`, which waits while its queue
+    #: is moving.
     pings: list[float] = field(default_factory=list)
     sends: list[float] = field(default_factory=list)
 
     def send(self) -> None:
-        """Until it is over, at a steady rate."""
+        """Send until `over` is set, at a steady rate."""
         began = time.monotonic()
         for n in count():
             if self.over.wait(max(began + n / RATE - time.monotonic(), 0)):
@@ -82,7 +83,7 @@ class Load:
 
 @contextmanager
 def loaded(app: Any, clients: Sequence[redis.Redis]) -> Iterator[Load]:
-    """Load until the end of the block, from threads that have ended then."""
+    """Load until the end of the block, from threads that have ended by then."""
     load = Load(app)
     probes = [partial(load.probe, client) for client in clients]
     threads = [threading.Thread(target=load.send), *(threading.Thread(target=p) for p in probes)]
@@ -121,9 +122,9 @@ def by_the_servers(cluster: Cluster, home: Server, away: Server) -> None:
 def watched(
     rig: Rig, app: Any, url: str, clients: Sequence[redis.Redis], move: Callable[[], object]
 ) -> Figures:
-    """What clients notice of a move: in ms, and the seconds that it takes.
+    """The effect of a move on clients in ms, and its duration in seconds.
 
-    Raises AssertionError where a task is lost or runs twice, or a message is gone.
+    Raises AssertionError if a task is lost or runs twice, or a message is gone.
     """
     with closing(Delayed(app)) as delayed:
         before = delayed.counts()[QUEUE].delayed
@@ -148,9 +149,9 @@ def watched(
 
 
 def jemalloc() -> dict[str, str]:
-    """The environment of a server that has jemalloc, as servers for production have.
+    """The environment of a server with jemalloc, as production servers have.
 
-    The bundled one deletes all keys of a slot in a tenth of the time then.
+    With it, the bundled server deletes all keys of a slot in a tenth of the time.
     """
     library = find_library("jemalloc")
     if library is None:

@@ -1,4 +1,4 @@
-"""What it costs a worker to record the outcomes of its tasks."""
+"""The cost for a worker of recording the outcomes of its tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.benchmarks.app import EXTENDED
 from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import WARM_UP, Rig, cpu_seconds, processor_seconds
 
-#: Of the throughput of a worker that records nothing.
+#: Relative to the throughput of a worker that records nothing.
 COST = 0.03
 
 #: How often a worker writes.
@@ -17,7 +17,7 @@ INTERVAL_SECONDS = 1.0
 
 
 def _drain(rig: Rig, count: int, extended: str) -> Figures:
-    """Tasks a second, and the processor time of each in the worker and in the server."""
+    """Tasks per second, and the processor time of each in the worker and in the server."""
     rig.redis.flushall()
     rig.send(((), {}) for _ in range(count))
     worker = rig.start_worker(environment={EXTENDED: extended})
@@ -28,7 +28,7 @@ def _drain(rig: Rig, count: int, extended: str) -> Figures:
         cpu_seconds(rig.redis),
     )
     rig.await_done(count, 120, [worker])
-    time.sleep(2 * INTERVAL_SECONDS)  # it writes what has happened last
+    time.sleep(2 * INTERVAL_SECONDS)  # it writes its latest outcomes
     tasks = count - began
     found = {
         "worker_us": (processor_seconds(worker.pid) - worker_began) / tasks * 1e6,
@@ -62,7 +62,7 @@ def _drain(rig: Rig, count: int, extended: str) -> Figures:
     ),
 )
 def outcomes(rig: Rig) -> Figures:
-    """Each with and without in turn, as the machine's speed drifts; the medians of ten."""
+    """With and without in turn, as the machine's speed drifts; the medians of ten."""
     count = rig.scaled(10_000, 2_000)
     found: dict[str, list[Figures]] = {"": [], "silent_": []}
     sides = [("", "yes"), ("silent_", "silent")]

@@ -1,4 +1,4 @@
-"""PySpark's own daemon, but its workers keep messages as they were sent: see `spark_forms`."""
+"""PySpark's own daemon, whose workers keep messages as they were sent: see `spark_forms`."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from rich.table import Table
 
-#: What one measurement found, by name; and the medians of several.
+#: The figures of a measurement, by name; also the medians of several.
 Figures = dict[str, float]
-#: With figures in braces, or made of them.
+#: A text with figures in braces, or a function of them.
 Text = str | Callable[[Figures], str]
 Measure = TypeVar("Measure", bound=Callable[..., Figures])
 
@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Line:
-    """A row whose figures are to be found yet. Those of the stock transport begin with `stock_`.
+    """A row without its figures. Those of the stock transport begin with `stock_`.
 
     `ratio`: two figures, of which the first is divided by the second.
     """
@@ -60,7 +60,7 @@ class Line:
 
 
 def at_least(what: str, factor: float) -> Line:
-    """The figure `rate` is to be `factor` times stock's."""
+    """The target is that the figure `rate` is `factor` times that of stock."""
     return Line(
         what,
         "{rate:,.0f}/s",
@@ -79,9 +79,9 @@ class Benchmark:
     measure: Callable[..., Figures]
     lines: tuple[Line, ...]
     sides: tuple[str, ...]
-    #: Rounds at most, for what is long and does not vary.
+    #: The number of rounds, at most, for long measurements that do not vary.
     rounds: int | None
-    #: The kind of server, as `tests.kit.servers` knows them.
+    #: The kind of server, as known to `tests.kit.servers`.
     server: str
 
     def rows(self, found: dict[str, Sequence[Figures]]) -> list[Row]:
@@ -101,7 +101,7 @@ def benchmark(
     rounds: int | None = None,
     server: str = "valkey",
 ) -> Callable[[Measure], Measure]:
-    """Make a function a benchmark; `stock`: of the stock transport, too."""
+    """Make a function a benchmark; with `stock`, of the stock transport, too."""
     sides = ("stock", "ours") if stock else ("ours",)
 
     def register(measure: Measure) -> Measure:
@@ -177,7 +177,7 @@ def as_page(
 
 
 def circumstances(server: str) -> str:
-    """A list of what a measurement depends on."""
+    """A list of the circumstances that affect a measurement."""
     versions = ""
     for name in ("kombu-delayed", "celery", "kombu", "redis", "hiredis"):
         with suppress(ImportError):

@@ -1,4 +1,4 @@
-"""What one measurement runs on: a fresh server, workers and helpers, all ended with it."""
+"""The environment of one measurement: a fresh server, workers and helpers, all ended with it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Worker:
         return self.ledger.stat().st_size // LINE.size if self.ledger.exists() else 0
 
     def starts(self) -> list[Start]:
-        """What it has begun, in order of time."""
+        """The tasks that it has begun, in order of time."""
         whole = self.ledger.read_bytes() if self.ledger.exists() else b""
         lines = LINE.iter_unpack(whole[: len(whole) // LINE.size * LINE.size])
         return sorted((Start(*line) for line in lines), key=lambda start: start.at)
@@ -146,7 +146,7 @@ class Rig:
         wait_until(started, f"{count} tasks have started", seconds, interval_seconds=0.05)
 
     def drain(self, count: int, **options: Any) -> float:
-        """Tasks a second that a new worker gets through; all are there before it starts."""
+        """Tasks per second that a new worker processes; all are there before it starts."""
         worker = self.start_worker(**options)
         self.await_done(count, 120, [worker])
         starts = worker.starts()
@@ -165,13 +165,13 @@ def send_all(app: Celery, tasks: Iterable[tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def cpu_seconds(client: redis.Redis) -> float:
-    """The processor time that a server has taken."""
+    """The processor time that a server has used."""
     found: Any = client.info("cpu")
     return float(found["used_cpu_user"] + found["used_cpu_sys"])
 
 
 def processor_seconds(pid: int) -> float:
-    """The processor time that a process has taken."""
+    """The processor time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -199,16 +199,16 @@ def rig(side: str, quick: bool, kind: str = "valkey") -> Iterator[Rig]:
 
 
 def store_of(rig: Rig) -> Store:
-    """A store like the one of a channel on this rig."""
+    """A store like that of a channel on this rig."""
     return Store(rig.redis, partition_size=inspect(rig.redis).partition_size)
 
 
 def sample(rig: Rig, payload: int | None = None) -> tuple[str, str]:
-    """Id and text of a message as Celery makes it, with so many bytes of arguments as JSON.
+    """Id and text of a message as Celery makes it, with `payload` bytes of arguments as JSON.
 
-    Nothing is left in the backlog.
+    The backlog stays empty.
     """
-    # Of which a list of one text needs four.
+    # A list of one text takes four of them.
     argument = 1 if payload is None else "x" * (payload - 4)
     sent = rig.app.tasks["work"].apply_async((argument,), countdown=3600)
     stored: Any = rig.redis.hget(f"{{{QUEUE}}}:messages", sent.id)
@@ -217,7 +217,7 @@ def sample(rig: Rig, payload: int | None = None) -> tuple[str, str]:
 
 
 def fill(store: Store, queue: str, count: int, template: tuple[str, str]) -> None:
-    """Schedule messages with new ids and due times of the coming month but its first hour."""
+    """Schedule messages with new ids, due in the coming month except its first hour."""
     now_ms = int(time.time() * 1000)
     chance = random.Random(1)
     left = count

@@ -1,6 +1,6 @@
-"""What it costs the servers that a queue is spread over shards, and how evenly it is.
+"""The server cost of spreading a queue over shards, and how evenly it is spread.
 
-Producers and consumers are nothing but stores, on servers whose processor time is read.
+Stores act as producers and consumers, on servers whose processor time is read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEXT = message("x" * 900)
 
 @dataclass
 class OneNode:
-    """All shards on one server. Stores use the time `now` that they are given."""
+    """All shards on one server. Stores use the time in `now`."""
 
     clients: list[redis.Redis]
     new: Callable[[], Any]
@@ -56,10 +56,10 @@ class OneNode:
         return [*map(cpu_seconds, self.clients)]
 
     def shards(self, count: int) -> Sequence[str]:
-        """Spread the queue anew, over so many shards."""
+        """Spread the queue anew, over this many shards."""
         self.options["shards"] = count
         for client in self.clients:
-            # What is freed later by another thread would count as work on messages.
+            # Another thread would free the memory later, which would count as work on messages.
             client.execute_command("FLUSHALL", "SYNC")
         return self.connect().shards.all(QUEUE)
 
@@ -76,7 +76,7 @@ class ClusterNodes(OneNode):
     """Masters without replicas, which keep nothing on disk, as the one node does.
 
     Nodes of a Cluster talk to one another even when they have nothing to do. That cost is
-    measured for `idle_seconds` in the beginning, and taken off as the time goes by.
+    measured for `idle_seconds` in the beginning, and subtracted from later readings.
     """
 
     idle_seconds: float = 0
@@ -107,15 +107,15 @@ def one_node(rig: Rig, events: int) -> OneNode:
 
 
 def server_us(nodes: OneNode, shards: Sequence[str], count: int, text: str = TEXT) -> list[float]:
-    """Messages, one due each millisecond, are sent one by one and claimed as they fall due.
+    """Messages, one due each millisecond, are sent one by one and claimed as they become due.
 
-    Returns µs of each server for one message. Servers have their share one after the other: where
-    they are on one machine, each would find the processor's caches full of what the others did.
+    Returns µs of each server for one message. The servers take turns with their shares: on one
+    machine, each would otherwise find the processor's caches full of the others' data.
     """
     stores = [nodes.connect() for _ in range(CLIENTS)]
     before = nodes.cpu_seconds()
     for some in nodes.by_server(shards):
-        step_ms = CLAIM * len(shards) / len(some)  # as often as if all had their turn
+        step_ms = CLAIM * len(shards) / len(some)  # as often as if all took turns
         _consume(stores, some, _produce(stores, some, count, text), step_ms)
     spent = zip(nodes.cpu_seconds(), before, strict=True)
     nodes.close()
@@ -123,7 +123,7 @@ def server_us(nodes: OneNode, shards: Sequence[str], count: int, text: str = TEX
 
 
 def _produce(stores: Sequence[Store], shards: Sequence[str], count: int, text: str) -> int:
-    """Send the messages of some of the shards; returns how many these are."""
+    """Send the messages of some of the shards; returns how many there were."""
     sent = 0
     for n in range(count):
         id, store = f"{n:08}-1111-4222-8333-444444444444", stores[n % CLIENTS]
@@ -151,7 +151,7 @@ def _consume(stores: Sequence[Store], shards: Sequence[str], count: int, step_ms
 
 
 def _claim(store: Store, shard: str, number: int, claims: int, leased: bool) -> int:
-    """As who was woken by a token: take it, claim, ack."""
+    """Act like a consumer woken by a token: take it, claim, ack."""
     store.run("ZPOPMIN", store.keys(shard).wake)
     tag, consumer = claims * CLAIM, f"box:{number}:load"
     found = store.deliver(shard, consumer, CLAIM, tag, lease_ms=LEASE_MS, leased=leased)
@@ -167,9 +167,9 @@ def _refused() -> None:
 
 
 def measure_on(nodes: OneNode, rig: Rig, counts: Sequence[int] = COUNTS) -> Figures:
-    """In turn, so that what else the machine does meets all.
+    """The sides take turns, so that other load on the machine hits all.
 
-    The processor time of all nodes for a message, and the most of one over the mean.
+    Returns the processor time of all nodes for a message, and the most of one over the mean.
     """
     messages = rig.scaled(6_000, 1_000)
     spent: dict[int, list[list[float]]] = {count: [] for count in counts}
@@ -213,7 +213,7 @@ WHAT = f"one queue with {', '.join(map(str, COUNTS))} shards on a Cluster of {NO
 
 
 def _projected(f: Figures) -> float:
-    """Messages/s of a node, where the busiest one has no time left."""
+    """Messages/s of a node when the busiest one has no time left."""
     return 1e6 / (f[f"{MOST}_us"] * f[f"{MOST}_spread"])
 
 

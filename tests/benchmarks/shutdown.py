@@ -1,4 +1,4 @@
-"""How soon others have what a worker held that was killed or told to end."""
+"""How soon other workers get the messages of one that was killed or told to end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNALS = {
 }
 CLAIMED = 8
 TASK_SECONDS = 5.0
-#: Celery hears of what its pool has begun a little later.
+#: Celery learns of its pool's starts a little later.
 SETTLE_SECONDS = 0.5
 
 
@@ -40,7 +40,7 @@ SETTLE_SECONDS = 0.5
     stock=True,
 )
 def recovery(rig: Rig) -> Figures:
-    """What a killed worker costs the tasks that are not due yet."""
+    """The effect of a killed worker on tasks that are not due yet."""
     count = rig.scaled(1_000, 500)
     ahead_seconds, before_seconds = rig.scaled((15, 5), (9, 4))
     first = rig.start_worker().await_ready()
@@ -64,7 +64,7 @@ def recovery(rig: Rig) -> Figures:
 
 
 def tell(worker: Worker, numbers: tuple[int, ...]) -> float:
-    """Send signals, each when the one before it was heard; returns when the last one was sent."""
+    """Send signals, each after the worker logged the one before; returns when the last was sent."""
     for number in numbers[:-1]:
         heard = worker.log.stat().st_size
         worker.process.send_signal(number)
@@ -75,7 +75,7 @@ def tell(worker: Worker, numbers: tuple[int, ...]) -> float:
 
 
 def measure_one(rig: Rig, pool: str, numbers: tuple[int, ...]) -> tuple[float, float]:
-    """Seconds until what was not begun is back, and what runs; infinite: it does not come back."""
+    """Seconds until waiting tasks are back, and running ones; infinite if they do not come back."""
     rig.redis.flushall()
     for _ in range(CLAIMED):
         rig.app.send_task("work_late", kwargs={"seconds": TASK_SECONDS})

@@ -1,4 +1,4 @@
-"""What a message costs a server by the length of its task's arguments, and what is planned with."""
+"""Server memory and time for a message by the length of its arguments, compared with the plan."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TURNS = 5
 
 
 def memory(rig: Rig, payload: int, template: tuple[str, str]) -> Figures:
-    """Bytes for each of many messages, and what is resident when each has given way to another.
+    """Bytes for each of many messages, and the resident ones after each was replaced by another.
 
-    On a fresh server, of the first kind in $KOMBU_DELAYED_TEST_SERVERS: what counts is how the
-    allocator rounds.
+    On a fresh server, of the first kind in $KOMBU_DELAYED_TEST_SERVERS: its allocator's rounding
+    matters.
     """
     count, directory = rig.scaled(100_000, 10_000), rig.directory / f"memory-{payload}"
     with (
@@ -50,7 +50,7 @@ def memory(rig: Rig, payload: int, template: tuple[str, str]) -> Figures:
 
 
 def churn(store: Store, count: int, template: tuple[str, str]) -> None:
-    """Let as many messages go as there are, at random, while as many come."""
+    """Replace messages one by one at random until as many were replaced as there are."""
     chance, now_ms = random.Random(2), int(time.time() * 1000)
     backlog = Backlog(store, QUEUE)
     for _ in range(0, count, CALL_LIMIT):
@@ -85,7 +85,7 @@ def _cpu(payload: int) -> Line:
 
 @benchmark("sizing", *(make(payload) for payload in PAYLOADS for make in (_memory, _cpu)))
 def sizing(rig: Rig) -> Figures:
-    """The processor time is the median of turns: what else the machine does meets all in turn."""
+    """The processor time is the median of turns, so that other load on the machine hits all."""
     moved, figures, spent = rig.scaled(5_000, 1_000), Figures(), dict[str, list[float]]()
     templates = {payload: sample(rig, payload) for payload in PAYLOADS}
     for payload, template in templates.items():

@@ -1,7 +1,7 @@
 """Spark into a backlog and out of it, beside two plain processes that do the same.
 
-With hiredis, which the extra `spark` brings: the parser of redis-py alone takes half the time of a
-read.
+It uses hiredis, which the extra `spark` installs: the parser of redis-py alone takes half the time
+of a read.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def reminders(spark: Any, first: int, last: int) -> Any:
 
 
 def write_rate(spark: Any, url: str, first: int, last: int, budget_ms: int = 0) -> float:
-    """Rows per second. Without a budget it pauses for nobody."""
+    """Rows per second. Without a budget there are no pauses for others."""
     from celery_ext.spark import schedule
 
     began = perf_counter()
@@ -125,7 +125,7 @@ def read_rate(spark: Any, url: str, columns: tuple[str, ...], count: int) -> flo
 
 
 def spark_rates(url: str, count: int) -> Figures:
-    """Rows per second of Spark on as many cores, when it is warm; and of the same job again."""
+    """Rows per second of a warm Spark with as many cores; and of the same job again."""
     with spark_session() as spark, client_of(url) as client:
         write_rate(spark, url, count, 2 * count)
         before = cpu_seconds(client)
@@ -160,7 +160,7 @@ def _rate(what: str, name: str, least: int) -> Line:
     rounds=1,
 )
 def spark(rig: Rig) -> Figures:
-    """In turn, so that whatever else the machine does falls on both."""
+    """The sides take turns, so that other load on the machine hits both."""
     check_parser()
     count, found = rig.scaled(400_000, 10_000), []
     for _ in range(rig.scaled(3, 1)):
@@ -171,11 +171,11 @@ def spark(rig: Rig) -> Figures:
     return {"count": count, "read": 2 * count, **medians(found)}
 
 
-# A million rows through Spark and back, and what ten million would take.
+# A million rows through Spark and back, and an estimate for ten million.
 
 
 def fingerprint(frame: Any, due: str) -> tuple[Any, ...]:
-    """How many rows, and a sum over the hashes of their ids and due times."""
+    """The number of rows, and a sum over the hashes of their ids and due times."""
     from pyspark.sql import functions as F
 
     hashed = F.xxhash64("id", F.unix_millis(due)).cast("decimal(38,0)")
@@ -183,7 +183,7 @@ def fingerprint(frame: Any, due: str) -> tuple[Any, ...]:
 
 
 def round_trip(url: str, count: int) -> Figures:
-    """Rows are written in parts one after the other, and read together."""
+    """Write rows in parts one after the other, and read them together."""
     from celery_ext.spark import backlog
 
     with spark_session() as spark, client_of(url) as client:
@@ -245,7 +245,7 @@ def spark_million(rig: Rig) -> Figures:
 
 
 def write_events(url: str, count: int) -> None:
-    """Events as a worker's acks leave them, in two queues."""
+    """Events as written by a worker's acks, in two queues."""
     with client_of(url) as client:
         for first in range(0, count, EVENTS_BATCH):
             pipeline = client.pipeline(transaction=False)
@@ -256,7 +256,7 @@ def write_events(url: str, count: int) -> None:
 
 
 def archive_rate(spark: Any, url: str, path: str, count: int) -> float:
-    """Events per second that are new and come into an archive."""
+    """Events per second that are new and get into an archive."""
     from celery_ext.spark.events.archive import log_events, watch
 
     write_events(url, count)
@@ -294,7 +294,7 @@ def spark_archive(rig: Rig) -> Figures:
 
 
 PHASE_SECONDS, LIVE_RATE = 12.0, 100
-#: What writers do in each phase: nothing, nothing while others use the processors, and write.
+#: Each phase and its write options; None if nothing is written. Others burn CPU in `burnt`.
 PHASES: dict[str, dict[str, Any] | None] = {
     "idle": None,
     "burnt": None,
@@ -311,7 +311,7 @@ class Phase(NamedTuple):
 
 
 def phases(url: str, seconds: float) -> dict[str, Phase]:
-    """Go through the phases one after the other; returns when each was, and what it wrote."""
+    """Run the phases one after the other; returns when each ran, and how many rows it wrote."""
     from celery_ext.spark import schedule
 
     found, first = {}, 0
@@ -324,7 +324,7 @@ def phases(url: str, seconds: float) -> dict[str, Phase]:
             began, before = time.time(), first
             if options is None:
                 time.sleep(seconds)
-            else:  # one job, as each has to be planned
+            else:  # one job, as each needs planning
                 per_second = options.get("max_rows_per_second", 20_000)
                 last = first + int(per_second * seconds)
                 schedule(reminders(spark, first, last), broker=url, queue="bulk", **options)
@@ -355,7 +355,7 @@ def _burn() -> None:
     rounds=1,
 )
 def spark_live(rig: Rig) -> Figures:
-    """All in one run; a phase's tasks are those that were due in it."""
+    """All phases in one run; the tasks of a phase are those due in it."""
     rig.start_worker().await_ready()
     given = rig.url(), 1_000 * LIVE_RATE, LIVE_RATE, _soon
     sender = multiprocessing.get_context("spawn").Process(target=send_steadily, args=given)

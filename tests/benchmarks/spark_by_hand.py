@@ -1,4 +1,4 @@
-"""Spark's `schedule` beside what a user would write without it."""
+"""Spark's `schedule` compared with hand-written code of a user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.benchmarks.report import Figures, Line, benchmark
 from tests.benchmarks.rig import Rig, cpu_seconds
 from tests.benchmarks.spark import check_parser, client_of, reminders, spark_session, write_rate
 
-#: That of `schedule` where none is given.
+#: The default budget of `schedule`.
 DEFAULT_BUDGET_MS = WriteOptions.latency_budget_ms
 
 
@@ -46,7 +46,7 @@ def by_hand(
 
 
 def rates(url: str, count: int) -> Figures:
-    """One way after the other, so that whatever else the machine does falls on all."""
+    """The ways take turns, so that other load on the machine hits all."""
     few = count // 10
     with spark_session() as spark, client_of(url) as client:
         write_rate(spark, url, -few, 0)

@@ -1,4 +1,4 @@
-"""What it costs Spark that a backlog is packed or compressed."""
+"""The cost for Spark of a packed or compressed backlog."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def turn(url: str, path: Path, form: str, few: int, count: int) -> Figures:
     "spark-forms", *(cost(VERBS[verb], verb, form) for verb in VERBS for form in MORE), rounds=1
 )
 def spark_forms(rig: Rig) -> Figures:
-    """In turns, each form first in one of them."""
+    """In turns, with each form first in one of them."""
     check_parser()
     count, path = rig.scaled(200_000, 10_000), rig.directory / "tasks.parquet"
     write_file(path, count)

@@ -1,4 +1,4 @@
-"""How late tasks of real workers start, beside what the simulation says of the same tasks."""
+"""The lateness of tasks in real workers, compared with the simulation of the same tasks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ WORKERS, SLOTS = 2, 2
 LEASE_SECONDS = 3
 #: From the sending of the first task until the first one is due.
 AHEAD_SECONDS = 4
-#: A simulation is right if it is so near.
+#: A simulation is right if it is this close.
 NEAR, NEAR_MS = 0.25, 5
 
 
 class Task(NamedTuple):
-    """When it is due, after the first one can be, and how long it runs. Seconds."""
+    """How many seconds after the earliest due time it is due, and how many it runs."""
 
     due: float
     seconds: float
@@ -53,7 +53,7 @@ def simulated(tasks: Sequence[Task], *died: Crash) -> Figures:
 
 
 def nearest(tasks: Sequence[Task], dies_at: float | None, measured: Figures) -> Figures:
-    """Which of two workers had promised to claim next when one died is chance: the nearer case."""
+    """Which worker had promised to claim next when one died is chance: use the nearer case."""
     if dies_at is None:
         return simulated(tasks)
     deaths = [Crash(dies_at, worker, LEASE_SECONDS / 6) for worker in range(WORKERS)]
@@ -62,7 +62,7 @@ def nearest(tasks: Sequence[Task], dies_at: float | None, measured: Figures) -> 
 
 
 def play(rig: Rig, tasks: Sequence[Task], dies_at: float | None = None) -> Figures:
-    """Run tasks through real workers, of which one may die, and through the simulation."""
+    """Run tasks through real workers, one of which may die, and through the simulation."""
     environment = {OPTIONS: json.dumps({"delayed_lease_seconds": LEASE_SECONDS})}
     workers = [rig.start_worker(environment=environment) for _ in range(WORKERS)]
     for worker in workers:
@@ -122,7 +122,7 @@ def burst(rig: Rig) -> Figures:
 
 @simulation("simulate-long", "of 250 ms at 85 % load")
 def long_ones(rig: Rig) -> Figures:
-    """Of which workers hold many, though others may be idle."""
+    """Long tasks, of which a worker may hold many while others are idle."""
     return play(rig, random_tasks(0.85, 0.25, rig.scaled(40, 8)))
 
 

@@ -48,9 +48,9 @@ START = datetime(2100, 1, 1, tzinfo=timezone.utc)
 YEARS_MS = [round(START.replace(year=year).timestamp() * 1000) for year in (2100, 2101)]
 TEXT = "x" * 300
 ALONE_SECONDS = 15.0
-#: With short leases, workers look for old ledgers every second. Live tasks keep all their events.
+#: With short leases, workers check for old ledgers every second. Live tasks keep all their events.
 LIVE_OPTIONS = json.dumps({"delayed_lease_seconds": 3, "delayed_events": 10_000_000})
-#: Above this, the stream of a queue has no room for all events until the next archive.
+#: Above this, the stream of a queue has no room for all events until the next archive run.
 MOST_AT_ONCE = 1_500_000
 LONGEST_SECONDS = 7200
 ATTEMPTS = 5
@@ -58,12 +58,12 @@ SETTLE_SECONDS = 3
 
 
 class WrongCount(Exception):
-    """Redis, or the archive, does not have what it should."""
+    """Redis, or the archive, does not contain the expected data."""
 
 
 @dataclass
 class Step:
-    """What happened in a part of the story."""
+    """The figures of one part of the story."""
 
     name: str
     began: float
@@ -86,7 +86,7 @@ class Story:
     rows: int
     master: str
     ledger_seconds: int
-    #: Of ledgers, when the last job has ended.
+    #: The number of ledger hashes after the last job has ended.
     hashes: int = 0
     steps: list[Step] = field(default_factory=list)
 
@@ -170,14 +170,14 @@ def write_rows(path: str, count: int) -> None:
 
 
 def waiting(story: Story) -> tuple[int, int, int]:
-    """Messages of the bulk queue in Redis: due before 2101, later, and all in the index."""
+    """Messages of the bulk queue in Redis: due before 2101, later, and total in the index."""
     early, in_2100, later = Backlog(story.store, QUEUE).forecast(YEARS_MS)
     story.expect("messages due before 2100", early, 0)
     return in_2100, later, story.store.size(QUEUE).delayed
 
 
 def scheduled_and_killed(story: Story) -> None:
-    """The driver and all of its processes are killed when half of the rows are written."""
+    """The driver and all its processes are killed when half of the rows are written."""
     with story.step("schedule, driver killed in the middle") as step:
         schedule = story.start(
             *("schedule", story.path, "-b", story.rig.url(), "--queue", QUEUE, "--job-id", JOB),
@@ -260,7 +260,7 @@ def archived(story: Story) -> None:
 
 
 def archive(story: Story) -> None:
-    """On a full machine Spark gives up on its own processes; the next run goes on from there."""
+    """On a full machine Spark gives up its own processes; the next run resumes from there."""
     for attempt in range(ATTEMPTS):
         try:
             story.run("archive", "-b", story.rig.url(), "--path", str(story.archive))
@@ -273,14 +273,14 @@ def archive(story: Story) -> None:
 
 @contextmanager
 def archiving(story: Story) -> Iterator[None]:
-    """More rows than a stream has room for are archived while they are written."""
+    """Archive rows while they are written, if the stream has no room for all of them."""
     if story.rows <= MOST_AT_ONCE:
         yield
         return
     given = "-b", story.rig.url(), "--path", str(story.archive), "--interval", "10 seconds"
     process = story.start("archive", *given)
     yield
-    time.sleep(25)  # two batches on
+    time.sleep(25)  # two batches later
     kill(process.pid)
     process.wait()
     archive(story)
@@ -334,7 +334,7 @@ def live_load(story: Story) -> Iterator[None]:
 
 @contextmanager
 def cluster(story: Story) -> Iterator[None]:
-    """A standalone master and two worker processes, where the story asks for them."""
+    """A standalone master and two worker processes, if the story wants them."""
     if story.master != "cluster":
         yield
         return
@@ -367,7 +367,7 @@ def cluster(story: Story) -> Iterator[None]:
     yield
 
 
-#: In this order, each beside live tasks.
+#: The steps in their order, each beside live tasks.
 PARTS: tuple[Callable[[Story], None], ...] = (
     scheduled_and_killed,
     finished,

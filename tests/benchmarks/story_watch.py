@@ -1,4 +1,4 @@
-"""What is watched while a story runs: the server's stalls, its memory, and that of Spark."""
+"""Watches a running story: the server's stalls and memory, and the memory of Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 2**20
 
 
 def ping(url: str, path: str) -> None:
-    """Note when the server was asked and how long it took, until this process is ended."""
+    """Record when the server was asked and how long it took, until this process is ended."""
     client = redis.Redis.from_url(url)
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     while True:
@@ -49,7 +49,7 @@ def kill(session: int) -> None:
 
 
 def resident_mib(sessions: Iterable[int]) -> float:
-    """Memory of the processes of some sessions, with what they share counted once for each."""
+    """Memory of the processes of some sessions; shared memory counts once for each."""
     pages = 0
     for pid in processes(sessions):
         with suppress(OSError, ValueError):
@@ -75,7 +75,7 @@ class Watch:
         self.spark_mib = self.server_mib = 0.0
 
     def stalls_ms(self, began: float, ended: float) -> list[float]:
-        """How long the server took to answer each PING of a time, in ms."""
+        """How long the server took to answer each PING in a period, in ms."""
         data = self._pings.read_bytes()
         whole = data[: len(data) // PING.size * PING.size]
         return [s * 1000 for at, s in PING.iter_unpack(whole) if began <= at <= ended]

@@ -1,4 +1,4 @@
-"""What it costs one node to wake one of many idle consumers of a queue, four ways."""
+"""The cost for a node of waking one of many idle consumers of a queue, in four ways."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.kit.clusters import PASSWORD, start_cluster
 
 KEYS = ("{waking}", "{waking}:wake")
 
-#: Consumers, and how many messages they are woken for.
+#: Number of consumers -> number of messages that they are woken for.
 ROUNDS = {1: 4_000, 10: 1_500, 100: 300}
 
-#: Who waits is behind all tokens.
+#: The scores of waiting consumers are higher than those of all tokens.
 WAITING = 10**16
 
 PUT = "redis.call('LPUSH', KEYS[1], ARGV[1]) "
@@ -38,7 +38,7 @@ FOUND = "return found"
 
 
 class Ears(NamedTuple):
-    """One consumer: a connection that waits, one for commands, and its number."""
+    """One consumer: a waiting connection, one for commands, and its number."""
 
     waits: redis.Connection
     commands: redis.Connection
@@ -70,7 +70,7 @@ def _block(ears: Ears) -> None:
 
 @dataclass(frozen=True)
 class Way:
-    """How consumers wait. `listen` is done once, `again` whenever one was woken."""
+    """How consumers wait. `listen` runs once, `again` after each wake-up."""
 
     what: str
     put: str
@@ -100,7 +100,7 @@ WAYS = {
 
 
 class Waking:
-    """Consumers of one queue that wait, and a producer."""
+    """Waiting consumers of one queue, and a producer."""
 
     def __init__(self, client: redis.Redis, port: int, way: Way, consumers: int) -> None:
         self._client, self._way = client, way
@@ -122,7 +122,7 @@ class Waking:
         return ears.ask("EVALSHA", self._take, 2, *KEYS, self._asked, f">{ears.number}")
 
     def run(self, rounds: int) -> tuple[float, float]:
-        """µs of the server for a message, and until a consumer has it."""
+        """µs of the server per message, and until a consumer has it."""
         began = cpu_seconds(self._client)
         took = [self._wake_one(n) for n in range(rounds)]
         return (cpu_seconds(self._client) - began) / rounds * 1e6, median(took) * 1e6

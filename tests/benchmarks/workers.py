@@ -14,7 +14,7 @@ from tests.benchmarks.report import Figures, Line, at_least, benchmark, percenti
 from tests.benchmarks.rig import WARM_UP, Rig
 
 DELAY_MS = 1
-#: Of the benchmark of lateness.
+#: For the benchmark of lateness.
 RATE, AHEAD_SECONDS = 100, (1.0, 10.0)
 P50_MS, P99_MS = 3, 10
 
@@ -23,7 +23,7 @@ WORKERS, SLOTS = 3, 2
 
 
 def singly(url: str, count: int, *arguments: str) -> float:
-    """Tasks per second, one call of `apply_async` each."""
+    """Tasks per second, with one call of `apply_async` each."""
     work = create_app(url).tasks["work"]
     for _ in range(WARM_UP):
         work.apply_async(arguments, countdown=3600)
@@ -73,7 +73,7 @@ def throughput(rig: Rig) -> Figures:
     "throughput-delay", at_least("the same with 1 ms of network delay each way", 3.0), stock=True
 )
 def throughput_delay(rig: Rig) -> Figures:
-    """Through a proxy in a process of its own."""
+    """Through a proxy in its own process."""
     target = f"127.0.0.1:{rig.server.port}"
     proxy = rig.start("tests.kit.proxy", "--to", target, "--delay-ms", str(DELAY_MS))
     assert proxy.stdout is not None
@@ -146,7 +146,7 @@ def due_at(due: float, count: int, seconds: float = 0.0) -> Iterator[tuple[Any, 
     stock=True,
 )
 def instant(rig: Rig) -> Figures:
-    """Seconds to drain tasks that are due at once, and as many that were due all along."""
+    """Seconds to drain tasks due at one instant, and as many that were due all along."""
     count = rig.scaled(10_000, 2_000)
     rig.send(due_at(0, count))
     first = rig.start_worker()

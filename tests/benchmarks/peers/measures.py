@@ -1,4 +1,4 @@
-"""What is measured of each system: sending, running, lateness, and a killed worker."""
+"""The measurements of each system: sending, running, lateness, and a killed worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.servers import start_server
 from tests.kit.wait import wait_until
 
 RATE = 100
-#: Tasks that are due at one instant, their worker killed so long before.
+#: Tasks due at one instant, and how many seconds before it their worker is killed.
 DUE, KILLED_SECONDS, IN_TIME_SECONDS = 1_000, 5, 2
 
 
@@ -47,7 +47,7 @@ class Peer:
         }
 
     def call(self, command: str, *numbers: float) -> Any:
-        """What a command of the system's program returns."""
+        """The result of a command of the system's program."""
         words = [self.system.program, command, *(str(each) for each in numbers)]
         done = subprocess.run(
             [self.system.executable(), *words],
@@ -61,7 +61,7 @@ class Peer:
         return json.loads(done.stdout.splitlines()[-1])
 
     def worker(self, *words: str) -> Worker:
-        """A worker with two slots, or what `words` start; it is not ready yet."""
+        """A worker with two slots, or the process that `words` start; it is not ready yet."""
         self._workers += 1
         ledger = self.directory / f"{self._workers}.ledger"
         log = ledger.with_suffix(".log")
@@ -84,7 +84,7 @@ def sent(peer: Peer, quick: bool) -> Figures:
 
 
 def run(peer: Peer, quick: bool) -> Figures:
-    """Tasks a second that a new worker gets through; all are there before it starts."""
+    """Tasks per second that a new worker processes; all are there before it starts."""
     count = 1_000 if quick else 10_000
     if peer.system.server:
         peer.call("fill", count)

@@ -24,7 +24,7 @@ def missing() -> str:
 
 @contextlib.contextmanager
 def start_rabbitmq(directory: Path) -> Iterator[str]:
-    """Yields its URL."""
+    """Start a RabbitMQ and yield its URL."""
     port, names_port = free_port(), free_port()
     directory.mkdir(parents=True)
     environment = {

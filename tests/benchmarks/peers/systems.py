@@ -1,4 +1,4 @@
-"""The systems: what each needs, where it is installed, and how its worker is started."""
+"""The systems: their requirements, where they are installed, and how workers are started."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.benchmarks.peers import rabbitmq
 PROGRAMS = Path(__file__).with_name("programs")
 #: Environments of peers that this one cannot have, kept between runs.
 PLACE = Path(os.environ.get("BENCHMARK_PEERS", Path(__file__).parents[3] / ".venv" / "peers"))
-#: BullMQ's jobs are asynchronous functions: a process of it takes many at a time.
+#: BullMQ's jobs are asynchronous functions: one process runs many at a time.
 NODE_SLOTS = 50
 CELERY_WORKER = ("-m", "celery", "-A", "with_celery", "worker", "-c", "2", "--without-mingle")
 
 
 @lru_cache
 def newest_python() -> str:
-    """An environment of Python 3.13 with the peers that need it, or "" where there is none."""
+    """An environment of Python 3.13 with the peers that need it, or "" if there is none."""
     python = PLACE / "python" / "bin" / "python"
     if not python.exists():
         kept = sorted(Path.home().glob(".pyenv/versions/3.13*/bin/python3.13"))
@@ -40,7 +40,7 @@ def newest_python() -> str:
 
 @lru_cache
 def node_modules() -> str:
-    """The folder with BullMQ, or "" where there is no npm."""
+    """The folder with BullMQ, or "" without npm."""
     place = PLACE / "node"
     if not shutil.which("npm"):
         return ""
@@ -62,7 +62,7 @@ class System:
     environment: dict[str, str] = field(default_factory=dict)
     worker: tuple[str, ...] = CELERY_WORKER
     executable: Callable[[], str] = lambda: sys.executable
-    #: Why it cannot be measured here; "" where it can.
+    #: Why it cannot be measured here, or "" if it can.
     missing: Callable[[], str] = lambda: ""
 
     def url(self, server: str) -> str:

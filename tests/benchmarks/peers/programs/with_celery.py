@@ -54,7 +54,7 @@ def versions() -> str:
 
 
 def send(count: int) -> float:
-    """Tasks a second, an hour ahead."""
+    """Tasks per second, with due times an hour ahead."""
     for _ in range(WARM_UP):
         work.apply_async(countdown=3600)
     began = time.perf_counter()
@@ -83,7 +83,7 @@ def at(count: int, due: float) -> None:
 
 
 def alone(count: int) -> None:
-    """Send, and run what was sent in the same process: for Kombu's in-memory transport."""
+    """Send and run tasks in the same process: for Kombu's in-memory transport."""
     fill(count)
     app.worker_main(["worker", "-c", "2", "--without-mingle", "--without-gossip"])
 

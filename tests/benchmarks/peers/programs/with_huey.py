@@ -41,7 +41,7 @@ def versions() -> str:
 
 
 def send(count: int) -> float:
-    """Tasks a second, an hour ahead."""
+    """Tasks per second, with due times an hour ahead."""
     for _ in range(WARM_UP):
         work.schedule(delay=3600)
     began = time.perf_counter()
