@@ -23,7 +23,7 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Eventlet is not there for Python 3.14 and later ones."""
+    """Eventlet does not exist for Python 3.14 and later."""
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()
     if "eventlet" in map(str, given) and not find_spec("eventlet"):
         pytest.skip("eventlet is not installed")
@@ -33,7 +33,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     call: pytest.CallInfo[None],
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What fails is shown with the logs of its workers."""
+    """Failed tests show the logs of their workers."""
     report = yield
     if report.failed and call.when == "call":
         report.sections += [(f"log of {name}", text) for name, text in last_words()]
@@ -52,7 +52,7 @@ def shared_server(
 
 @pytest.fixture(autouse=True)
 def _log_level() -> Iterator[None]:
-    """A worker that a test starts in this process sets the level for all that follow."""
+    """A worker that a test starts in this process sets the level for all later tests."""
     level = logging.root.level
     yield
     logging.root.setLevel(level)
@@ -60,7 +60,7 @@ def _log_level() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _shared_tasks() -> Iterator[None]:
-    """Celery gives a task of one app to all apps that follow: here, to those of its module."""
+    """Celery gives a shared task to all later apps; here, only to those of the same module."""
     shared = set(_state._on_app_finalizers)
     yield
     _state._on_app_finalizers.intersection_update(shared)
@@ -68,7 +68,7 @@ def _shared_tasks() -> Iterator[None]:
 
 @pytest.fixture
 def server(shared_server: Server) -> Server:
-    """A real server without any key."""
+    """A real server without any keys."""
     _forget_leases(shared_server)
     with shared_server.client() as client:
         client.flushall()
@@ -92,7 +92,7 @@ def client(server: Server) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
-    """A server of this test alone, which keeps its data: it may be restarted and killed."""
+    """A server for this test alone, which keeps its data: it may be restarted and killed."""
     kind, config = available_kinds()[0], {"appendfsync": "always"}
     directory = tmp_path / "server"
     with start_server(kind, directory, port=0, append_only=True, config=config) as server:
@@ -107,5 +107,5 @@ def store(client: redis.Redis) -> Store:
 
 @pytest.fixture
 def no_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread renews leases: it would send commands of its own, at times of its own."""
+    """No thread renews leases, so that it sends no commands of its own at unexpected times."""
     monkeypatch.setattr(keeper.Keeper, "watch", lambda keeper, lease: None)

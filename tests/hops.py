@@ -45,7 +45,7 @@ POLL = eventio.__file__, "poll"
 MOVES = ("publish", "deliver", "ack")
 WARM_UP, ROUNDS = 10, 30
 
-#: Parts of a function rather than functions, and frames of their own in some versions of Python.
+#: Parts of functions that are frames of their own in some versions of Python.
 PARTS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 
 
@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
 
 class Way(NamedTuple):
-    """The calls of a transport's functions, and how many of all Python functions beneath them."""
+    """The calls of a transport's functions, and the number of all Python calls beneath them."""
 
     calls: tuple[Call, ...]
     in_all: int
@@ -81,7 +81,7 @@ class Way(NamedTuple):
 class Trace:
     """Notes the calls of functions in the files below `root`, each generator's once.
 
-    With `from_poll` it begins when the event loop polls: what comes before is for no message.
+    With `from_poll` it begins when the event loop polls: earlier calls are for no message.
     """
 
     def __init__(self, root: str, from_poll: bool = False) -> None:
@@ -102,7 +102,7 @@ class Trace:
             sys.setprofile(None)
 
     def end(self) -> None:
-        """What follows does not count."""
+        """Ignore all calls from now on."""
         self._is_over = True
 
     @property
@@ -195,10 +195,10 @@ class Loop:
         wait_until(lambda: condition() or self._hub.run_once() or condition(), description)
 
     def _turn_idle(self) -> None:
-        """Turn until it waits for messages."""
+        """Turn the event loop until it waits for messages."""
 
         def is_idle() -> bool:
-            self._hub.call_later(0.001, bool)  # a poll ends soon: idle connections are looked at
+            self._hub.call_later(0.001, bool)  # ends a poll soon: idle connections are checked
             return self._waits and not self._hub.poller.poll(0)
 
         self._turn_until(is_idle, "nothing is left")
@@ -227,7 +227,7 @@ def _told_of_sending(tell: Callable[[], None]) -> Iterator[list[bool]]:
 
 
 def measure(port: int, is_stock: bool = False) -> dict[str, Way]:
-    """The ways in steady state, over an empty server."""
+    """The ways in a steady state, over an empty server."""
     scheme, root = ("redis", STOCK) if is_stock else ("delayed+redis", OURS)
     loop = Loop(f"{scheme}://127.0.0.1:{port}/0", root)
     try:

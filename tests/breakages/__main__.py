@@ -91,7 +91,7 @@ def run_tests(tests: Sequence[str], directory: Path, seconds: float) -> tuple[st
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):  # at first in peace: tests end their servers
+    for number in (signal.SIGTERM, signal.SIGKILL):  # gently at first: tests end their servers
         os.killpg(process.pid, number)
         try:
             process.communicate(timeout=20)

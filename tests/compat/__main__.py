@@ -1,7 +1,7 @@
 """Drives each tool in a fresh environment with our wheel: `python -m tests.compat [TOOL …]`.
 
 It asks pip for packages, so it is not part of `make test`. `--write` keeps the results for
-docs/compatibility.md; tools that were not named keep the ones they have.
+docs/compatibility.md; tools that were not named keep their earlier results.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def scenario(
         last = (directory / "log").read_text(errors="replace").strip().splitlines() or [""]
         return {"the scenario begins": last[-1][:300]}
     found: dict[str, str] = json.loads(report.read_text())
-    # Ports and directories are other ones each time.
+    # Ports and directories differ each time.
     return {check: text.replace(str(server.port), "PORT") for check, text in found.items()}
 
 
@@ -149,7 +149,7 @@ def versions(names: Iterable[str], python: Path) -> dict[str, str]:
 
 
 def unexpected(tool: Tool, outcome: Outcome) -> list[str]:
-    """What works on the stock transport and not on ours, and is not known to."""
+    """The failures on our transport that are not known, and a failed installation."""
     found = [outcome["error"]] if outcome["error"] else []
     for check, by_variant in outcome["checks"].items():
         for variant in ("prefix", "beside"):

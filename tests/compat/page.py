@@ -1,4 +1,4 @@
-"""docs/compatibility.md, of the results that `make compat` has kept."""
+"""docs/compatibility.md, from the results that `make compat` has kept."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.compat.tools import TOOLS, Tool
 
 RESULTS = Path(__file__).with_name("results.json")
 
-#: Name of a broker -> what stands in front of the server's URL, and the transport beside it.
+#: Name of a broker -> the prefix of the server's URL, and the transport beside it.
 VARIANTS = {"stock": ("", ""), "prefix": ("delayed+", ""), "beside": ("", "delayed")}
 
 
 class Outcome(TypedDict):
-    """What was found of a tool: versions, why it could not be installed, check -> variant -> error.
+    """The results of a tool: versions, why it could not be installed, check -> variant -> error.
 
     An empty error means that it works.
     """

@@ -1,4 +1,4 @@
-"""The tools: what to install, which scenario drives them, and what a user has to set."""
+"""The tools: which packages to install, which scenario drives them, and user settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Tool:
     """One tool in an environment of its own.
 
     `known` are the checks that fail with `delayed+redis://` and work with a plain URL; `setting` is
-    what a user sets, and `remark` what differs from the stock transport.
+    the setting a user needs, and `remark` a difference from the stock transport.
     """
 
     name: str
@@ -19,7 +19,7 @@ class Tool:
     setting: str = "nothing"
     remark: str = ""
     known: frozenset[str] = frozenset()
-    #: Packages of an environment of their own, without this package: what runs as a container.
+    #: Packages of a separate environment without this package, for tools that run as a container.
     apart: tuple[str, ...] = ()
 
 

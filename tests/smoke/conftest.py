@@ -25,7 +25,7 @@ KIND = available_kinds()[0]
 
 
 class ProcessContainer:
-    """What pytest-celery's nodes ask of a container, answered by a process."""
+    """A process that answers the calls of pytest-celery's nodes to a container."""
 
     name: str
 
@@ -45,7 +45,7 @@ class ProcessContainer:
         return self.status == "running"
 
     def reload(self) -> None:
-        """A container's state is fetched; a process's is at hand."""
+        """A container's state must be fetched; a process's is at hand."""
 
     def logs(self) -> str:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The demo, with few tasks: here each runs once, although a worker is killed half way."""
+"""The demo, with few tasks: each runs once here, although a worker is killed half way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).parents[2]
 TASKS = 20
-#: It takes some 25 s; more than this on the busiest machine is a hang.
+#: It takes about 25 s; more than this, even on the busiest machine, is a hang.
 PATIENCE_SECONDS = 120
 
 
@@ -27,7 +27,7 @@ def scratch() -> Iterator[Path]:
 
 
 def run_demo(scratch: Path, *options: str) -> str:
-    """What it printed; ended in good order where it hangs, since it ends its workers then."""
+    """Returns its output. If it hangs, it is told to end, since it ends its workers then."""
     process = subprocess.Popen(
         [sys.executable, "examples/demo.py", "--tasks", str(TASKS), *options],
         cwd=ROOT,

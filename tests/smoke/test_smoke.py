@@ -1,4 +1,4 @@
-"""The whole system, seen as pytest-celery sees it: broker, backend and worker nodes."""
+"""The whole system as pytest-celery sees it: broker, backend and worker nodes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if not os.environ.get("CI"):
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two cores, and four attempts for each task."""
+    """A session with two cores, and four attempts for each task."""
     from celery_ext.spark.commands.java import session
 
     directory = tmp_path_factory.mktemp("spark")
@@ -70,7 +70,7 @@ def delayed(url: str) -> Iterator[Delayed]:
 
 @pytest.fixture
 def run(spark: SparkSession) -> Run:
-    """Run a job at the command line, in the session of the tests."""
+    """Run a job as if from the command line, in the session of the tests."""
     from celery_ext.spark.__main__ import main
 
     def invoke(*arguments: str, **options: Any) -> Result:

@@ -1,4 +1,4 @@
-"""The archive of lifecycle events: each one once, also where a job was killed."""
+"""The archive of lifecycle events: each event is in it once, even if a job was killed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.thorough
 
 @pytest.fixture
 def tell(client: redis.Redis) -> Callable[[int], None]:
-    """Write so many events, a minute apart, in two queues."""
+    """Write this many events, a minute apart, in two queues."""
     count = 0
 
     def write(number: int) -> None:
@@ -70,7 +70,7 @@ def log(spark: SparkSession, url: str, tmp_path: Path) -> Log:
 
 
 def numbers(path: Path) -> list[int]:
-    """The events as a reader finds them who knows nothing of Spark."""
+    """The events as found by a reader that knows nothing of Spark."""
     found = pyarrow.dataset.dataset(path, partitioning="hive").to_table(columns=["id"])
     return sorted(int(id[1:]) for id in found["id"].to_pylist())
 
@@ -96,7 +96,7 @@ def test_what_is_new_is_added(log: Log, tell: Any, tmp_path: Path, spark: SparkS
 
 @pytest.mark.crash
 def test_a_job_that_was_killed(log: Log, tell: Any, tmp_path: Path) -> None:
-    """Batch 1 was written and its end not noted; of another one there is a part."""
+    """Batch 1 was written and its end not recorded; another batch was written in part."""
     path = tmp_path / "archive"
     tell(50)
     log(max_rows_per_trigger=30)
@@ -115,7 +115,7 @@ def test_a_job_that_was_killed(log: Log, tell: Any, tmp_path: Path) -> None:
 def test_a_batch_whose_events_are_trimmed_since_stays(
     log: Log, tell: Any, tmp_path: Path, client: redis.Redis, sizes: list[int]
 ) -> None:
-    """It was written, and the job was killed before it could note that."""
+    """The batch was written, and the job was killed before it could record that."""
     path, last = tmp_path / "archive", len(sizes) - 1
     for size in sizes:
         tell(size)
@@ -151,7 +151,7 @@ def test_one_job_at_a_time(
 def test_a_job_that_has_lost_its_lock_stops(
     url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stood still for longer than its lease, and another one went on."""
+    """The job stood still for longer than its lease, and another one took over."""
     monkeypatch.setattr(archive_lock, "RENEW_SECONDS", 0.0)
     monkeypatch.setattr(archive_lock, "LOOK_SECONDS", 0.01)
     lock, stopped = ArchiveLock(EventOptions.parse({"broker": url}), "a"), threading.Event()
@@ -303,7 +303,7 @@ def test_one_merge_at_a_time(
     other.free()
 
     write = compaction._write
-    for said in ("another\n1", None):  # it stood still, and another one went on, or has ended
+    for said in ("another\n1", None):  # it stood still, and another merge is running, or has ended
 
         def stands_still(events: Any, place: str, said: str | None = said) -> None:
             write(events, place)
@@ -333,7 +333,7 @@ def test_a_merge_after_one_that_was_killed(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it said of itself, whole or in part, stays the same for a lease."""
+    """The note of the killed merge, whole or in part, stays the same for a lease."""
     monkeypatch.setattr(archive_lock, "LEASE_SECONDS", 0.0)
     tell(30)
     log(max_rows_per_trigger=10)
@@ -349,7 +349,7 @@ def test_days_that_are_kept(
     log(max_rows_per_trigger=1_000)
     given = "compact", "--archive", str(path)
     assert run(*given, "--path", "x", "--keep-days", "1").exit_code == 2
-    # These events are of 1970.
+    # These events are from 1970.
     assert run(*given, "--keep-days", "1").stdout == "2 batches merged, 4 days of queues deleted\n"
     assert directories(path) == ["00000002"]
     assert numbers(path) == list(range(2_001, 3_001))
@@ -358,7 +358,7 @@ def test_days_that_are_kept(
 
 
 def test_what_is_being_written_is_not_forgotten() -> None:
-    """The archive has begun another batch while its copy was made compact."""
+    """The archive has begun another batch while its copy was compacted."""
     there = {
         "batch=*": ["batch=00000000-00000001", "batch=00000002", "batch=00000003"],
         "batch=00000000-00000001/date=*": ["date=2020-01-01"],

@@ -28,7 +28,7 @@ UUID7 = "0e95dd67-9c00-7000-8000-000000000000"
 
 
 def fill(delayed: Delayed, count: int, queue: str = "celery", task: str = "mail.send") -> None:
-    """Tasks, one a minute from January 2100 on."""
+    """Schedule tasks, one a minute from January 2100 on."""
     rows = [
         (task, (n,), {}, JAN + n * MINUTE, {"task_id": f"{queue}-{n}", "queue": queue})
         for n in range(count)
@@ -81,7 +81,7 @@ def test_all_queues_in_parallel(
     frame = backlog(spark, broker=url, rows_per_task=100)
     assert 5 <= frame.rdd.getNumPartitions() <= 14
     assert len(ids(frame)) == frame.count() == 700
-    # With pushed filters Spark would answer the second with the rows of the first.
+    # With pushed filters, Spark would answer the second query with the rows of the first.
     assert [frame.where(f"queue = '{q}'").count() for q in ("celery", "far")] == [400, 300]
     twice = [row.id for row in backlog(spark, broker=url, queues=["far", "none", "far"]).collect()]
     assert sorted(twice) == sorted(f"far-{n}" for n in range(300))
@@ -153,7 +153,7 @@ def test_values(column: str, message: dict[str, Any], value: Any) -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_what_others_wrote_stops_no_reader() -> None:
-    """Arrow takes all of it."""
+    """Arrow accepts all of it."""
     reader = BacklogReader(
         ReadOptions.parse({"broker": "delayed+redis://"}), StructType.fromDDL(SCHEMA)
     )

@@ -41,7 +41,7 @@ QUEUES = {"mail": 303, "q": 2}
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """A broker with all that a backlog may have, some of it due already."""
+    """A broker with everything a backlog may contain, some of it due already."""
     many = [entry(f"m{n}", JAN_MS + n * 1000, step=(0, 3, 9)[n % 3]) for n in range(300)]
     store.schedule("mail", many)
     twins = [entry("twin", JAN_MS, body=body) for body in ("one", "two")]
@@ -53,7 +53,7 @@ def filled(store: Store) -> Store:
 
 
 def records(client: redis.Redis, prefix: str = "") -> dict[str, dict[bytes, bytes]]:
-    """What is in Redis of each message, and of unique keys, byte for byte."""
+    """The data in Redis of each message, and of unique keys, byte for byte."""
     return {
         f"{queue} {name}": client.hgetall(f"{prefix}{{{queue}}}:{name}")  # type: ignore[misc]
         for queue in QUEUES
@@ -125,7 +125,7 @@ def test_a_copy_in_another_layout(
     assert client.zcard("b-{mail}:partitions") > 2 * client.zcard("{mail}:partitions")
 
 
-# What is refused.
+# Refused backups.
 
 
 def change_summary(path: str, change: Callable[[str], str]) -> None:
@@ -187,7 +187,7 @@ GOOD: dict[str, Any] = {
 
 
 def read(*rows: dict[str, Any], **options: Any) -> tuple[list[Any], list[str]]:
-    """What is restored of rows, and why others are refused."""
+    """The restored rows, and the reasons why others are refused."""
     refused: list[str] = []
     batch = pyarrow.RecordBatch.from_pylist(list(rows))
     given = WriteOptions.parse({"broker": "delayed+redis://", "operation": "restore", **options})

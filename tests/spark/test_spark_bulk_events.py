@@ -1,4 +1,4 @@
-"""A large job under default settings, and the history that it leaves."""
+"""A large job under default settings, and its history."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 
 
 def test_cancel_what_the_backlog_has(spark: SparkSession, url: str, client: redis.Redis) -> None:
-    """It is read while it goes."""
+    """The backlog is read while messages leave it."""
     schedule(numbered(spark, 1000), broker=url)
     frame = backlog(spark, columns=["id", "queue"], broker=url, rows_per_task=200)
     assert cancel(frame, broker=url).accepted == 1000
@@ -27,7 +27,7 @@ def test_cancel_what_the_backlog_has(spark: SparkSession, url: str, client: redi
 
 
 def test_reschedule_relative(spark: SparkSession, url: str, client: redis.Redis) -> None:
-    """Each once, also where the new place is still to be read and where the job runs again."""
+    """Each message moves once, even if its new place is yet to be read or the job runs again."""
     hour = F.make_dt_interval(hours=F.col("id").cast("int"))
     schedule(numbered(spark, 1000, eta=F.lit(JAN) + hour), broker=url)
     waiting = backlog(spark, columns=["id", "queue", "due"], broker=url, rows_per_task=100)
@@ -46,7 +46,7 @@ def test_reschedule_relative(spark: SparkSession, url: str, client: redis.Redis)
 def test_rows_to_reschedule_are_kept_where_spark_keeps_them(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
-    """Those in an executor are gone with it."""
+    """Rows that an executor keeps are lost with it."""
     schedule(numbered(spark, 10), broker=url)
     later = numbered(spark, 10, eta=F.lit("2100-02-01")).drop("task")
     spark.sparkContext.setCheckpointDir(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Spark writes and reads a compressed queue as any other."""
+"""Spark writes and reads a compressed queue like any other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.kit.state import entry
 
 pytestmark = pytest.mark.thorough
 
-#: The one that is there from the beginning.
+#: A message that is in the queue from the beginning.
 FIRST = entries(1, JAN_MS, seed=2)[0]
 COUNT = 60
 
@@ -62,7 +62,7 @@ def test_a_backup_says_what_nobody_can_read(
     run: Run,
     tmp_path: Path,
 ) -> None:
-    # One that no process of Spark has met: they keep those that they have.
+    # A new dictionary for all processes of Spark: they keep those that they have.
     monkeypatch.setattr(zstd, "train", lambda samples: dictionary(seed=3))
     make_large(delayed.store, "celery", JAN_MS)
     delayed.store.schedule("other", [entry("plain", JAN_MS)])

@@ -1,4 +1,4 @@
-"""The source of lifecycle events: where batches end, what is read again, what is lost."""
+"""The source of lifecycle events: ends of batches, repeated reads, lost events."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _counts(client: redis.Redis) -> None:
 
 @pytest.fixture
 def tell(client: redis.Redis) -> Tell:
-    """Write so many events whose ids go on counting, the first at 1 ms."""
+    """Write this many events with consecutive ids, the first at 1 ms."""
     count = 0
 
     def write(number: int, queue: str = "q", **fields: Any) -> None:
@@ -74,7 +74,7 @@ def reader(url: str) -> Make:
 
 
 def rows(reader: EventReader, start: Any = None, end: Any = None) -> list[dict[str, Any]]:
-    """The events of a batch, or all, as tasks read them."""
+    """The events of a batch, or all, as read by tasks."""
     start = start or {}
     end = end or reader.latestOffset(start, ReadAllAvailable())
     parts = reader.partitions(start, end)
@@ -98,7 +98,7 @@ def everything(reader: EventReader, limit: int, start: Any = None) -> list[list[
     return found
 
 
-# Where batches end.
+# Ends of batches.
 
 
 def test_any_limits_read_each_event_once(tell: Tell, reader: Make) -> None:
@@ -145,7 +145,7 @@ def test_queues(tell: Tell, reader: Make, store: Store) -> None:
     assert set(reader(queues="a,celeryev.1,none").initialOffset()) == {"a", "celeryev.1"}
 
 
-# What an event is.
+# Columns of events.
 
 
 def test_columns(reader: Make, client: redis.Redis) -> None:
@@ -165,24 +165,24 @@ def test_columns(reader: Make, client: redis.Redis) -> None:
     assert (second["id"], second["due"].year, second["reason"]) == ("\ufffd", 9999, "why")
 
 
-# What is lost.
+# Lost events.
 
 
 @needs_counts
 @pytest.mark.parametrize(
     ("deleted", "count", "kept", "start", "text", "rest"),
     [
-        # What was read may be trimmed, what was not may not.
+        # Events that were read may be trimmed; others may not.
         (0, 100, 40, offset("60-0", 60), "", (61, 100)),
         (0, 100, 40, offset("50-0", 50), "10 lifecycle events of queue 'q' were", (61, 100)),
         (0, 100, 40, offset("50-0", 50), "checkpoint is at 50-0, .* kept is 61-0", (61, 100)),
         # A queue that is new.
         (0, 100, 40, {}, "60 lifecycle events", (61, 100)),
-        # The clock was set back; the ids alone would not tell.
+        # The clock was set back, which the ids alone would not show.
         (0, 60, 60, offset("50-0", 70), "started again", (51, 60)),
-        # A server that was set up anew, with a clock that is behind.
+        # A server that was set up again, with a clock that is behind.
         (0, 5, 5, offset("50-0", 1), "started again", (1, 5)),
-        # A stream that was deleted is another one.
+        # A deleted stream counts as another one.
         (
             50,
             5,
@@ -238,7 +238,7 @@ def test_trimmed_after_the_batch_was_planned(
 def test_a_stream_that_went_because_it_was_idle(
     first_ms: int, is_idle: bool, again: int, reader: Make, client: redis.Redis
 ) -> None:
-    """Nothing was lost where the job runs once a week."""
+    """Nothing was lost if the job runs once a week."""
     for n in range(again):
         client.xadd("{q}:events", told(f"m{n}"), id=f"{first_ms + n}-0")
     it, start = reader(), offset("50-0", 50)
@@ -254,7 +254,7 @@ def test_a_stream_that_went_because_it_was_idle(
 def test_a_server_that_counts_nothing(
     tell: Tell, reader: Make, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before Redis 7."""
+    """As before Redis 7."""
     real, step = positions.look, positions._step
 
     def old_look(store: Store, queue: str) -> Any:

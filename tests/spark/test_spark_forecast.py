@@ -1,4 +1,4 @@
-"""Forecasts from small histories, and what is known of queues."""
+"""Forecasts from small histories, and the known load of queues."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Arrivals = Callable[..., DataFrame]
 
 @pytest.fixture
 def came(spark: SparkSession) -> Arrivals:
-    """History from (hours before the next one, hours of notice, messages)."""
+    """Makes a history from (hours before the next one, hours of notice, messages)."""
 
     def make(*rows: tuple[int, float, int], queue: str = "q") -> DataFrame:
         data = [(queue, NEXT - timedelta(hours=h), int(notice * 3600), n) for h, notice, n in rows]
@@ -42,7 +42,7 @@ def came(spark: SparkSession) -> Arrivals:
 
 @pytest.fixture
 def known(spark: SparkSession) -> Callable[..., DataFrame]:
-    """A backlog from seconds after the next hour's beginning."""
+    """Makes a backlog from seconds after the beginning of the next hour."""
 
     def make(*seconds: float, queue: str = "q") -> DataFrame:
         data = [(queue, NEXT + timedelta(seconds=s)) for s in seconds]
@@ -86,7 +86,7 @@ def test_an_hour_is_as_in_other_weeks(known: Any, came: Arrivals) -> None:
 
 
 def test_what_the_backlog_would_have_is_not_counted_twice(known: Any, came: Arrivals) -> None:
-    """Half an hour ahead, what comes at an hour's notice is in the backlog already."""
+    """Half an hour ahead, messages sent an hour before they are due are in the backlog already."""
     hours = [week * WEEK - hour for week in (1, 2, 3) for hour in (0, 1)]
     history = came(*((hour, notice, 10**notice) for hour in hours for notice in range(4)))
     found = rows(forecasts.forecast(known(), history, NOW, hours=2), "expected")
@@ -99,7 +99,7 @@ def test_what_the_backlog_would_have_is_not_counted_twice(known: Any, came: Arri
 def test_a_short_history(
     days: int, samples: int, expected: float, known: Any, came: Arrivals
 ) -> None:
-    """Of less than two weeks each hour of the day counts, of less than two days any hour."""
+    """With less than two weeks, each hour of the day counts; with less than two days, any hour."""
     history = came(*((24 * day, 0, 24) for day in range(1, days + 1)))
     (found,) = rows(forecasts.forecast(known(), history, NOW, hours=1), "samples", "expected")
     assert found == (samples, expected)
@@ -139,7 +139,7 @@ def test_the_notice_of_arrivals(spark: SparkSession) -> None:
     [
         (2, 1, 1, 0.45, 3),  # Erlang: 4/9 of the tasks wait, 4/9 s on average
         (2, 1, 1, 0.44, 4),
-        (2, 1, 0, 0.23, 3),  # half of it where all run equally long
+        (2, 1, 0, 0.23, 3),  # half of it if all run equally long
         (2, 1, 3, 0.45, 4),
         (0.9, 1, 1, 9.1, 1),
         (0.9, 1, 1, 8.9, 2),
@@ -174,7 +174,7 @@ HOURS = 6 * WEEK
 
 
 def weekly(level: Callable[[float], float], dice: random.Random) -> Callable[[int], int]:
-    """Messages in an hour so far before the next one, with a season of a week, and chance."""
+    """Makes the messages of an hour, counted back from the next one: a weekly season and chance."""
 
     def messages(before: int) -> int:
         at = NEXT - timedelta(hours=before)
@@ -191,7 +191,7 @@ def off_by(found: list[tuple[float, ...]], actual: list[int]) -> float:
 
 
 def test_growth_is_seen(known: Any, came: Arrivals) -> None:
-    """A tenth more each week: the plain mean of six weeks lags far behind."""
+    """A tenth more each week: the plain mean of six weeks is far too low."""
     messages = weekly(lambda weeks: 1.1**weeks, random.Random(7))
     history = came(*((hour, 0, messages(hour)) for hour in range(1, HOURS)))
     frame = forecasts.forecast(known(), history, NOW, hours=24).persist()
@@ -211,7 +211,7 @@ def test_growth_is_seen(known: Any, came: Arrivals) -> None:
 
 
 def test_the_plain_mean_is_used_where_it_is_nearer(known: Any, came: Arrivals) -> None:
-    """Every second week has twice as many: the last one says nothing of the next."""
+    """Every second week has twice as many messages: the last week does not predict the next."""
     messages = weekly(lambda weeks: 2 - math.ceil(-weeks) % 2, random.Random(7))
     history = came(*((hour, 0, messages(hour)) for hour in range(1, HOURS)))
     frame = forecasts.forecast(known(), history, NOW, hours=24)

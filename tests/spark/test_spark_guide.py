@@ -1,4 +1,4 @@
-"""The examples of the guides, as a reader pastes them."""
+"""The examples of the guides, as a reader would paste them."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def make_java(directory: Path, version: str) -> Path:
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A machine without any Java."""
-    monkeypatch.setenv("JAVA_HOME", "")  # so that it is put back
+    monkeypatch.setenv("JAVA_HOME", "")  # so that it is restored
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setattr(java.shutil, "which", lambda name: None)
     monkeypatch.setattr(java, "find_spec", lambda name: None)

@@ -46,7 +46,7 @@ def server_ms(store: Store) -> int:
 
 @pytest.fixture
 def busy_url(url: str, store: Store) -> str:
-    """A broker where four messages were delivered, and three wait for the next hours."""
+    """A broker where four messages were delivered, and three are due in the next hours."""
     store.event_limit = 100
     now = int(time.time() * 1000)
     store.schedule("q", [task(f"done{n}", "+1000") for n in range(4)])
@@ -158,7 +158,7 @@ def body(client: redis.Redis, id: str, queue: str = "celery") -> Any:
 
 
 def test_json(change: Run, client: redis.Redis, tmp_path: Path) -> None:
-    """Arguments are those of the row, not of the types that Spark finds in all of them."""
+    """Arguments are those of the row, not of the types that Spark infers from all rows."""
     path, rejects = tmp_path / "rows.jsonl", tmp_path / "rejects"
     path.write_text(LINES)
     result = change("schedule", path, "--rejects", str(rejects))

@@ -27,13 +27,13 @@ from tests.kit.spark import Run, counts
 
 pytestmark = pytest.mark.thorough
 
-#: Each has the rows that `files/make.py` writes; that of Spark is written here.
+#: Each file has the rows that `files/make.py` writes; Spark's file is written by this test.
 FILES = Path(__file__).parent / "files"
 WRITERS = ("pandas2", "pandas3", "polars", "duckdb", "pyarrow", "spark")
 
 NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 
-#: No double is as exact.
+#: A double could not represent this number.
 FIRST = "9007199254740993"
 
 EXTRA = ["day", "amount", "email"]
@@ -52,7 +52,7 @@ def messages(client: redis.Redis) -> dict[str, Any]:
 
 
 def kwargs(client: redis.Redis) -> dict[str, Any]:
-    """What tasks are called with, by id, as workers read it."""
+    """The keyword arguments of each task by its id, as read by workers."""
     bodies = {id: base64.b64decode(told["body"]) for id, told in messages(client).items()}
     return {id: loads(body)[1] for id, body in bodies.items()}
 
@@ -110,7 +110,7 @@ NANOSECONDS = pa.timestamp("ns")
 def test_nanoseconds_in_any_column(
     spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """Also where an earlier file of the session had them."""
+    """Even if an earlier file of the session had them."""
     first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
     rows = {"id": ["a"], "task": ["t"], "eta": pa.array([WHEN], NANOSECONDS)}
     parquet.write_table(pa.table(rows), first)
@@ -166,7 +166,7 @@ def test_files_with_other_times(spark: SparkSession, tmp_path: Path) -> None:
 def test_files_with_other_columns(
     spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """What only one of them has is not lost."""
+    """A column that only one of them has is not lost."""
     few = {"id": ["a"], "task": ["t"], "countdown": [1e9]}
     parquet.write_table(pa.table(few), tmp_path / "a.parquet")
     more = {"id": ["b"], "task": ["t"], "countdown": [1e9], "kwargs": ['{"user": 7}']}
@@ -180,7 +180,7 @@ def test_files_with_other_columns(
 
 
 def test_csv_files_with_other_columns(spark: SparkSession, url: str, tmp_path: Path) -> None:
-    """Their names count, not their order."""
+    """Names of columns count, not their order."""
     (tmp_path / "a.csv").write_text("id,task,countdown\na,t,1000000\n")
     (tmp_path / "b.csv").write_text("task,id,countdown\nt,b,1000000\n")
     with pytest.raises(Exception, match="CSV header does not conform to the schema"):
@@ -205,7 +205,7 @@ def test_the_index_of_pandas_in_csv_files(
 def test_directories_with_values_in_their_names(
     format: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """They are text, whatever they look like."""
+    """The values are text, even if they look like numbers."""
     for id in ("0017", "18"):
         rows = spark.createDataFrame([("t", "1000000")], "task string, countdown string")
         rows.write.option("header", "true").format(format).save(f"{tmp_path}/queue=08/id={id}")

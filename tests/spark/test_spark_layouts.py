@@ -1,4 +1,4 @@
-"""Servers, shards, Sentinels and a Cluster, as a user with the rights of docs/operations.md."""
+"""Servers, shards, Sentinels and a Cluster, with a user limited as in docs/operations.md."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ pytestmark = pytest.mark.thorough
 
 
 def over(shards: int) -> dict[str, Any]:
-    """Transport options."""
+    """Transport options for this many shards."""
     return {**OPTIONS, "delayed_shards": {"celery": shards}}
 
 
 def used(client: redis.Redis) -> int:
-    """Shards with messages."""
+    """The number of shards with messages."""
     return len(client.keys("*}:messages"))
 
 
 def test_a_server(spark: SparkSession, server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    """A queue that is spread over shards is one queue, also for who does not know of them."""
+    """A queue that is spread over shards is one queue, even for readers without shards."""
     url = f"delayed+redis://{USER}:{PASSWORD}@127.0.0.1:{server.port}/0"
     with limited([client]):
         there_and_back(spark, tmp_path, lambda: None, broker=url, transport_options=over(3))
@@ -54,7 +54,7 @@ def test_a_server(spark: SparkSession, server: Server, client: redis.Redis, tmp_
 
 
 def test_a_job_keeps_its_shards(spark: SparkSession, url: str, client: redis.Redis) -> None:
-    """Its ledger is by shard: with other ones, what has run meanwhile would run again."""
+    """The ledger is per shard: with other shards, rows that have run meanwhile would run again."""
     rows = numbered(spark, COUNT)
     for shards, report in ((2, (COUNT, 0, 0)), (5, (0, COUNT, 0))):
         found = schedule(rows, job_id="j", broker=url, transport_options=over(shards))
@@ -120,7 +120,7 @@ def cluster_url(cluster: Cluster) -> str:
 def test_a_cluster(
     spark: SparkSession, cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The queue is spread over shards, and they over the nodes."""
+    """The queue is spread over shards, and the shards over the nodes."""
     hosts = cluster.url.partition("@")[2]
     broker = f"delayed+rediscluster://{USER}:{PASSWORD}@{hosts}"
     options = {**OPTIONS, "delayed_shards": {"celery": SHARDS}}
@@ -134,7 +134,7 @@ def test_a_cluster(
 
 
 def test_after_a_failover(spark: SparkSession, cluster: Cluster, cluster_url: str) -> None:
-    """Spark's processes keep connections to the nodes that there were."""
+    """Spark's processes keep connections to the nodes they knew before."""
     old = cluster.master_of("celery")
     assert schedule(numbered(spark, COUNT), broker=cluster_url, job_id="j").accepted == COUNT
     old.stop()

@@ -1,4 +1,4 @@
-"""The scripts with a ledger: each id once a job."""
+"""The scripts with a ledger: each id is done once per job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reschedule(store: LedgerStore, *moves: tuple[str, str, str]) -> list[int]:
 
 
 def kept(client: redis.Redis) -> tuple[Any, dict[str, Any]]:
-    """The ledger, which may go in 100 s, and all else."""
+    """The ledger, which may expire in 100 s, and all other data."""
     found: dict[str, Any] = dict(state(client))
     assert found.pop("{q}:ledgers-until") == {"{q}:job:j": 101_000}
     return found.pop("{q}:job:j"), found
@@ -48,7 +48,7 @@ def test_what_the_job_has_done_stays_done(ledger: LedgerStore, client: redis.Red
 
 
 def test_two_attempts_of_a_run_at_a_time(ledger: LedgerStore, store: Store) -> None:
-    """What one of them has scheduled and a worker has run by now, the other leaves."""
+    """A row that one of them has scheduled and a worker has run by now is skipped by the other."""
     other = LedgerStore(store, JOB)
     rows = [entry(f"{n}", 2000) for n in range(4)]
     assert ledger.schedule("q", rows[:2]) == (2, 0, 0)
@@ -84,7 +84,7 @@ def test_reschedule(ledger: LedgerStore, store: Store, client: redis.Redis) -> N
 def test_what_a_job_does_is_one_event_of_a_call(
     ledger: LedgerStore, store: Store, client: redis.Redis
 ) -> None:
-    """Also of what was due already, which has a due time from then on."""
+    """Messages that were due already are included, and have a due time from then on."""
     ledger.event_limit = store.event_limit = 100
     texts = {id: message(id, headers={"id": id}) for id in "abd"}
     a, b = (Entry(id, 0, texts[id], due) for id, due in (("a", "2000"), ("b", "500")))
@@ -97,7 +97,7 @@ def test_what_a_job_does_is_one_event_of_a_call(
     assert numbers(move(store.run, **given)) == [1, 0]
     move, given = ledger.restore_call("q", [(b"d", b"04000" + texts["d"].encode())])
     move(store.run, **given)
-    ledger.schedule("q", [a])  # tells nothing
+    ledger.schedule("q", [a])  # adds no event
     assert [
         (event.event, event.id, event.due_ms, event.job, event.consumer[:2])
         for event in read(store, "q")

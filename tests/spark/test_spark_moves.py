@@ -1,4 +1,4 @@
-"""A backlog that is read while its messages move, without Spark: none is met twice."""
+"""A backlog that is read, without Spark, while its messages move: none is met twice."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.kit.state import entry, message
 
 pytestmark = pytest.mark.thorough
 
-#: Due times: a message is read here, and has then moved there, into what is read later.
+#: Due times: a message is read at HERE, and then moves to a time that is read later.
 HERE, LATER_HERE, THERE = 2000, 2900, 9000
 
 
 @pytest.fixture
 def store(client: redis.Redis) -> Store:
-    """Half of the backlog is due before 3000, each half read by a task of its own."""
+    """Half of the backlog is due before 3000; each half is read by a task of its own."""
     made = Store(client, partition_size=4, now="1000")
     dues = [*range(2010, 2800, 40), *range(8000, 8800, 40)]
     made.schedule("q", [entry(f"other-{due}", due) for due in dues])
@@ -43,7 +43,7 @@ def ids(store: Store, span: Span, *, messages: bool = True) -> Iterator[str]:
 
 
 def deliver(store: Store) -> None:
-    """The mover's time has come, and a consumer has it."""
+    """The message "mover" is due, and a consumer gets it."""
     store.now = str(HERE)
     found = store.deliver("q", "A", 1, 1, lease_ms=60_000)
     assert found is not None
@@ -128,13 +128,13 @@ def test_a_message_that_moves_is_met_once(
     assert max(counts.values()) == 1
     assert "mover" in counts
     assert len(found) == 41
-    # Another look has it where it is now.
+    # A new look finds it at its current place.
     looked = [id for span in spans_of(store) for id in ids(store, span, messages=messages)]
     assert Counter(looked) == counts
 
 
 def test_a_task_that_runs_again_finds_the_same(store: Store) -> None:
-    """What moves after the plan does not come to it, what moved before is where it is."""
+    """A message moved after the plan is not in it; one moved before is at its new place."""
     _, other = spans_of(store)
     before = [*ids(store, other)]
     rescheduled(store, THERE)

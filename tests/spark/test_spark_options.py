@@ -1,4 +1,4 @@
-"""Options are checked before anything runs, and no password is shown."""
+"""Options are checked before anything runs, and passwords are not shown."""
 
 from __future__ import annotations
 

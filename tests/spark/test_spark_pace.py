@@ -1,4 +1,4 @@
-"""How fast writers go: a shared rate, a broker that answers, batches of bounded size."""
+"""The pace of writers: a shared rate, a broker that answers, batches of bounded size."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_writers_of_a_job_share_a_rate(store: Store, slept: list[float]) -> None
     assert slept == [1, 2, 2.5]
     assert [*other.over(range(50))] == [*range(50)]
     assert slept[3:] == [3]
-    store.now = "1010000"  # nobody waits for what was long ago, nor gets it as credit
+    store.now = "1010000"  # time long past needs no wait, and gives no credit
     assert [*other.over(range(10))] == [*range(10)]
     assert slept[4:] == [0.1]
     store.now = "1"  # the clock was set back
@@ -86,7 +86,7 @@ def test_a_slow_broker_is_given_time(
     monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: 0.001)
     one.written(1)
     monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: pytest.fail("it looks again"))
-    one.written(1)  # it has looked just now
+    one.written(1)  # it has checked just now
     pace(store, slept, latency_budget_ms=0).written(1)
 
 
@@ -97,7 +97,7 @@ def test_round_trips_are_measured(store: Store) -> None:
 def test_an_uneven_network_is_not_a_slow_broker(
     store: Store, slept: list[float], monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    """Answers take 1 to 5 ms with nobody else there; the budget is on top of that."""
+    """Answers take 1 to 5 ms without any load; the budget is on top of that."""
     dice = random.Random(3)
     monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: dice.uniform(0.001, 0.005))
     jitter = pacing.jitter_seconds(store)
@@ -117,7 +117,7 @@ def test_an_uneven_network_is_not_a_slow_broker(
             assert sum(slept) > 400 * 0.05
     monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: 0.1)
     one.written(1)
-    assert slept[-1] >= 0.005  # a broker that is slow is still given time
+    assert slept[-1] >= 0.005  # a slow broker still gets time
 
 
 def test_the_network_is_looked_at_before_a_job_writes(
@@ -134,12 +134,12 @@ def test_the_network_is_looked_at_before_a_job_writes(
     ticks = iter([0.0, 0.1, 0.2, 0.3])
     trips = iter([0.1, 0.1, 0.1])
     monkeypatch.setattr(pacing, "round_trip_seconds", lambda store: next(trips))
-    assert pacing.jitter_seconds(store, ticks.__next__) == 0  # not for long
+    assert pacing.jitter_seconds(store, ticks.__next__) == 0  # it is not kept for long
 
 
 def test_batches_of_bounded_size(delayed: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of 1 MB are sent eight at a time, and read in slices as small."""
-    # Where another test has left a receiver of signals, each row is sent alone.
+    """Rows of 1 MB are sent eight at a time, and read in slices of the same size."""
+    # If another test left a receiver of signals, each row would be sent alone.
     monkeypatch.setattr("celery_ext.control.bulk.schedule._is_watched", lambda: False)
     sizes: list[int] = []
     execute = Outbox.execute

@@ -1,4 +1,4 @@
-"""The job `report`: tables, and a page that needs nothing but itself."""
+"""The job `report`: tables, and a self-contained page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HOSTILE = "<script>alert('$x$')</script>"
 
 
 def life(number: int, dice: random.Random) -> Iterator[tuple[Any, ...]]:
-    """Most messages are a little late; some are much, are redelivered, die or are forgotten."""
+    """Most messages are a little late; some are late by much, redelivered, dead or forgotten."""
     due = START + timedelta(seconds=number * 120 + 60)
     late = min(dice.lognormvariate(-2, 1.5), 100)
     worker = f"w{dice.choice([1, 1, 2, 3])}@{HOSTILE if number % 3 else 'shop'}"
@@ -143,13 +143,13 @@ def test_failures_and_run_times(text: str) -> None:
     assert failed[1:4] == ["celery", "ValueError", "3"]
     names, *ran = table_under(text, "Run times")
     assert names == ["task", "queue", "runs", "p50", "p95", "p99", "longest"]
-    assert sum(int(each[2]) for each in ran) == 588 - 12  # but for dead letters
+    assert sum(int(each[2]) for each in ran) == 588 - 12  # except dead letters
     assert {each[3] for each in ran} == {"2s"}
     assert "<p>None.</p>" in text.split("<h2>Bulk jobs</h2>")[1].split("<h2>")[0]
 
 
 def test_a_short_time_is_a_curve(spark: SparkSession, tmp_path: Path) -> None:
-    """Twelve seconds; a job of 60 messages, workers without a name."""
+    """Twelve seconds; a job of 60 messages, and workers without a name."""
     rows = []
     for n in range(60):
         due = START + timedelta(seconds=n / 5)

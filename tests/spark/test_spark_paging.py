@@ -1,4 +1,4 @@
-"""Pages of the backlog, without Spark: all that stays is met once, whatever else happens."""
+"""Pages of the backlog, without Spark: messages that stay are met once, despite other changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.thorough
 def small(
     request: pytest.FixtureRequest, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> Store:
-    """A backlog of small partitions, at a time that stands still; few or all bounds in a call."""
+    """A backlog of small partitions, with the clock stopped; few or all bounds in a call."""
     monkeypatch.setattr(paging, "INDEX_LIMIT", request.param)
     return Store(client, partition_size=4, now="1000")
 
@@ -69,7 +69,7 @@ def test_what_waits_at_a_gate_is_met_once(size: int, small: Store) -> None:
 def test_what_comes_to_a_gate_meanwhile_is_met_once(
     size: int, moment: int, small: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has left its partition before that was read, or after it."""
+    """The message leaves its partition before or after that is read."""
     gate = Gate("v", (LimitNumbers("all", 1),))
     dues = {f"{n}": 2000 + n % 7 for n in range(60)}
     for id, due in dues.items():
@@ -85,7 +85,7 @@ def test_what_comes_to_a_gate_meanwhile_is_met_once(
         come("2003" if moment < 3 else "2009")
         yield from pages(self)
 
-    monkeypatch.setattr(paging, "server_ms", lambda store, queue: 2010)  # when it has ended
+    monkeypatch.setattr(paging, "server_ms", lambda store, queue: 2010)  # when reading has ended
     monkeypatch.setattr(Pager, "_pages", come_first)
     for n, page in enumerate(Pager(small, Span("q"), size, reads_messages=True)):
         found += page.places
@@ -117,7 +117,7 @@ def body_of(record: bytes) -> str:
 @pytest.mark.parametrize(("rows", "size"), [(1, 100), (10, 7), (50, 3), (1000, 1), (1000, 5)])
 @pytest.mark.parametrize("spread", [1, 5, 30, 10_000])
 def test_all_in_order(rows: int, size: int, spread: int, messages: bool, small: Store) -> None:
-    """Of spans for so many rows, in pages of a size."""
+    """Plans spans of `rows` messages, read in pages of `size`."""
     chance = random.Random(rows)
     dues = fill(small, chance, 200, spread)
     ends = sorted(2000 + chance.randrange(-2, spread + 2) for _ in "ab")
@@ -134,7 +134,7 @@ def test_all_in_order(rows: int, size: int, spread: int, messages: bool, small: 
 
 
 def disturb(store: Store, chance: random.Random, ids: list[str], n: int) -> None:
-    """Any other user of the broker: `ids` are those that it may touch."""
+    """Acts as any other user of the broker; `ids` are those that it may change."""
     some, backlog = chance.sample(ids, min(len(ids), 4)), Backlog(store, "q")
     deed = chance.randrange(3)
     if deed == 0:

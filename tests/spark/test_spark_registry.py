@@ -73,7 +73,7 @@ def test_rows_that_the_server_has_lost_fail_a_job(
 
 
 def test_lost_rows_are_seen_although_an_attempt_failed(url: str, client: redis.Redis) -> None:
-    """Also those that it had made, and the one that came after it has found there."""
+    """Both the rows that the attempt had made and those that its successor has found there."""
     schema = StructType().add("id", "string").add("task", "string").add("countdown", "double")
     given = {"broker": url, "job_id": "j", "queue": "celery", "batch_size": 1}
     options = WriteOptions.parse(given)
@@ -142,7 +142,7 @@ def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:
 
 
 def test_two_runs_of_a_job(store: Store, url: str) -> None:
-    """What becomes of one says nothing of the other."""
+    """The outcome of one run does not affect the other."""
     first, second = Job("j", "first", 100), Job("j", "second", 100)
     registry.begin(store, first, "")
     late = Progress(store, second)
@@ -160,7 +160,7 @@ def test_two_runs_of_a_job(store: Store, url: str) -> None:
             forget_job("j", broker=url)
     registry.end(store, first, JobReport("j", 7))
     assert (only(url).state, only(url).accepted) == ("ended", 7)
-    registry.end(store, Job("j", "", 100), None)  # whichever of them runs
+    registry.end(store, Job("j", "", 100), None)  # for either run
     progress.add(1)
     progress.tell()
     assert only(url).state == "failed"
@@ -189,7 +189,7 @@ def test_a_job_is_listed_that_ends_after_the_server_lost_its_data(
     ids=lambda value: f"{value!r}",
 )
 def test_after_which_errors_rows_may_be_there(error: BaseException, expected: bool) -> None:
-    """Spark calls what a data source raises an analysis, at the begin of a write and its end."""
+    """Spark turns errors of a data source into analysis errors, at a write's begin and its end."""
     assert may_be_done(error) is expected
 
 
@@ -205,7 +205,7 @@ def test_only_the_last_jobs_are_kept(
 def test_forget(store: Store, url: str, client: redis.Redis) -> None:
     store.now = "1000"
     registry.begin(store, JOB, "")
-    # More than one hash holds, in two queues; and another job.
+    # More rows than one hash has room for, in two queues; and another job.
     for queue, job in (("q", JOB), ("r", JOB), ("q", Job("other", "run", 100))):
         LedgerStore(store, job).schedule(queue, [entry(f"{n}", 2000) for n in range(600)])
         LedgerStore(store, job).schedule(queue, [entry(f"m{n}", 2000) for n in range(90)])

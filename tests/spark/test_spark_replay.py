@@ -1,4 +1,4 @@
-"""What an outage missed is found by its events, and scheduled again once."""
+"""Messages missed in an outage are found by their events, and scheduled again once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.thorough
 
 STATES = (*UNTOUCHED, "unacked", "dead")
 
-#: What has happened to messages that are due in second 10, and as what they were missed.
+#: Histories of messages that are due in second 10, and in which state each was missed.
 HISTORIES: dict[str, tuple[str, tuple[str, int | None] | None]] = {
     "clock": ("100 acked", None),
     "waits": ("0 scheduled", ("delayed", 10)),
@@ -71,7 +71,7 @@ HISTORIES: dict[str, tuple[str, tuple[str, int | None] | None]] = {
 
 def test_missed(spark: SparkSession) -> None:
     frame = happened(spark, {id: told for id, (told, _) in HISTORIES.items()}, due=10)
-    # As a number: `collect` gives times in the machine's zone, which others may have set.
+    # As a number: `collect` returns times in the machine's zone, which other tests may have set.
     rows = missed(frame, states=STATES).select("id", "state", F.unix_seconds("due").alias("due"))
     expected = {id: state for id, (_, state) in HISTORIES.items() if state}
     assert {row.id: (row.state, row.due) for row in rows.collect()} == {
@@ -151,7 +151,7 @@ def test_replay(
 def test_what_was_there_is_not_repeated_when_it_has_run(
     spark: SparkSession, saved: DataFrame, store: Store, client: redis.Redis, url: str
 ) -> None:
-    """By the same job: a message that it has found in the broker is dealt with."""
+    """By the same job: a message that it has found in the broker counts as done."""
     store.publish("q", [Entry("d", 0, task("d"))])
     store.schedule("q", [Entry("e", 3, task("e"), str(ms(2_000_000)))])
     gone = lost(spark, "d", "e")
@@ -166,7 +166,7 @@ def test_what_was_there_is_not_repeated_when_it_has_run(
 def test_a_unique_task_that_was_there_is_not_repeated(
     spark: SparkSession, client: redis.Redis, url: str, tmp_path: Path
 ) -> None:
-    """In a queue with shards, where it has its place by its key and not by its id."""
+    """In a queue with shards, where its key and not its id determines its place."""
     store, ids, far = Store(client, shards=4), [f"u{n}" for n in range(8)], str(ms(1_000_000))
     for id in ids:
         headers = {"id": id, "task": "t", "delayed_unique": f"key of {id}"}

@@ -1,4 +1,4 @@
-"""Reports on small histories whose answers are known."""
+"""Reports on small histories with known answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[..., DataFrame]
 
 @pytest.fixture
 def deliveries(spark: SparkSession) -> Make:
-    """The deliveries of messages with histories by their ids."""
+    """The deliveries of messages from their histories by id."""
 
     def make(*histories: Mapping[str, str], **more: str) -> DataFrame:
         return queries.deliveries(happened(spark, dict(*histories, **more)))
@@ -36,14 +36,14 @@ def in_order(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def ran(due: float, late: float, **more: str) -> str:
-    """The history of a message that is acked after two seconds."""
+    """The history of a message that is acked two seconds after its delivery."""
     changes = "".join(f" {name}={value}" for name, value in more.items())
     begin = due + late
     return f"-10 scheduled due={due}{changes}, {begin} delivered, {begin + 2} acked"
 
 
 def naive(seconds: float) -> datetime:
-    """As Spark's rows have times: in the time zone of this process."""
+    """A time as in Spark's rows: in the time zone of this process."""
     return at(seconds).astimezone().replace(tzinfo=None)
 
 
@@ -96,14 +96,14 @@ def test_deliveries(history: str, expected: list[tuple[Any, ...]], deliveries: M
 
 
 def test_events_of_one_instant_are_in_the_stream_s_order(deliveries: Make) -> None:
-    """By their numbers, not by the texts of these."""
+    """Their numbers are compared, not the texts of the numbers."""
     nine = ", ".join(["0 released"] * 9)
     assert values(deliveries(x=nine, a="0 delivered, 0 acked"), "ended") == [("acked",)]
 
 
 @pytest.fixture
 def busy(deliveries: Make) -> DataFrame:
-    """A hundred messages that are 0 to 99 s late, and one that nobody minded."""
+    """A hundred messages that are 0 to 99 s late, and one without a due time."""
     told = {f"m{n:02}": ran(3600.0 * (n // 50), n) for n in range(100)}
     return deliveries(told, now="1 delivered due=none").cache()
 

@@ -1,4 +1,4 @@
-"""Rows of record batches as bulk scheduling takes them, and the fast way of those with a time."""
+"""Rows of record batches for bulk scheduling, and the fast way for rows with a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def options(**given: Any) -> WriteOptions:
 
 
 def read(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[tuple[Any, str]]]:
-    """What rows mean, and the refused ones with reasons."""
+    """The scheduled rows, and the refused ones with their reasons."""
     refused: list[tuple[Any, str]] = []
     batch = pa.RecordBatch.from_pydict(columns)
     rows = Rows([batch], options(**given), "celery", lambda *found: refused.append(found))
@@ -47,7 +47,7 @@ def read(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[tuple[A
 
 
 def made(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[str]]:
-    """What rows mean, and why the others were refused."""
+    """The scheduled rows, and the reasons why the others were refused."""
     rows, refused = read(columns, **given)
     return rows, [reason for _, reason in refused]
 
@@ -109,7 +109,7 @@ def test_countdown_and_null_options() -> None:
 
 
 def test_numbers_in_files_of_text() -> None:
-    """Four digits are no year."""
+    """A number of four digits is not a year."""
     row = one(countdown="2.5", priority="3.0", expires="1800")[3]
     assert row == {"task_id": "a", "countdown": 2.5, "priority": 3, "expires": 1800.0}
     [[_, _, _, given]], _ = made(
@@ -166,7 +166,7 @@ def test_ids_of_key_columns() -> None:
 
 
 def test_ids_stay_what_they_are() -> None:
-    """Who schedules today cancels with what is installed next year."""
+    """A later release must cancel the ids that are scheduled today."""
     values = [1, "é", True, 1.5, ETA, date(2100, 1, 1), Decimal("1.10")]
     assert key_id(values) == "9c845906-5a39-5bc5-8f94-67f6a3aecb08"
     assert key_id([1]) != key_id(["1"])
@@ -268,7 +268,7 @@ def test_rejects_in_a_file(tmp_path: Path) -> None:
     )
 
 
-FAR = pa.array([10**6, 10**8], pa.date32())  # 10**8 days are more than Python has
+FAR = pa.array([10**6, 10**8], pa.date32())  # 10**8 days are more than Python can represent
 
 
 def test_values_that_python_cannot_hold() -> None:
@@ -287,7 +287,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
         publish(str(tmp_path), [".r-0-7.jsonl"], "r")
 
 
-# The fast way of rows with a time: the same messages as by the way that all other rows go.
+# The fast way for rows with a time: the same messages as by the slow way of all other rows.
 
 TIMES = [
     ETA,
@@ -302,7 +302,7 @@ TAG = re.compile(r'"delivery_tag": "[^"]*"')
 
 
 def columns() -> dict[str, Any]:
-    """Rows of several kinds, each of which comes more than once."""
+    """Rows of several kinds, each of which occurs more than once."""
     numbers = range(COUNT)
     args = pa.struct([("n", pa.int64()), ("text", pa.string())])
     kwargs = pa.map_(pa.string(), pa.int64())
@@ -318,7 +318,7 @@ def columns() -> dict[str, Any]:
 
 
 def slowly(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[tuple[Any, str]]]:
-    """The same, with a column that keeps all of them from the fast way."""
+    """The same, with a column that keeps all of them off the fast way."""
     count = len(columns["eta"])
     found, refused = read({**columns, "headers": ['{"a": 1}'] * count}, **given)
     for row in found:
@@ -329,7 +329,7 @@ def slowly(columns: dict[str, Any], **given: Any) -> tuple[list[Any], list[tuple
 @pytest.mark.parametrize("key_columns", [None, "user,eta"])
 def test_the_same_calls(key_columns: str | None) -> None:
     given = columns()
-    if key_columns:  # a time that makes an id is the same whichever way the row goes
+    if key_columns:  # a time that makes an id is the same either way
         given["user"] = given.pop("id")
     rows, _ = read(given, key_columns=key_columns)
     assert {type(row) for row in rows} == {Timed}
@@ -354,7 +354,7 @@ def test_the_same_refusals() -> None:
 
 
 def sent(delayed: Delayed, client: redis.Redis, rows: list[Any]) -> dict[str, Any]:
-    """The texts of messages but what differs each time."""
+    """The texts of messages without the parts that differ each time."""
     client.flushall()
     assert schedule_many(delayed, rows).accepted == COUNT
     found = {key: value for key, value in state(client).items() if key.endswith("}:messages")}
@@ -369,7 +369,7 @@ def sent(delayed: Delayed, client: redis.Redis, rows: list[Any]) -> dict[str, An
 def test_the_same_messages(
     tries: int, delayed: Delayed, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that are filled in, and those that Celery makes."""
+    """Messages that are filled in, and those that Celery makes."""
     rows, _ = read(columns())
     calls = sent(delayed, client, [row.call for row in rows])
     monkeypatch.setattr(bulk_module, "TRIES", tries)
@@ -377,7 +377,7 @@ def test_the_same_messages(
 
 
 def test_a_broker_that_fails_refuses_no_row(delayed: Delayed) -> None:
-    """Also where it is only asked to which shard a row goes."""
+    """Even if it is only asked for the shard of a row."""
 
     def place(queue: str, id: str) -> str:
         raise NodeDown("it is down")

@@ -54,7 +54,7 @@ def test_times_of_a_frame(spark: SparkSession) -> None:
 
 
 def test_a_frame_with_too_much_work(spark: SparkSession, tmp_path: Path) -> None:
-    """A thousand at one instant, ten at a time, of a second each."""
+    """A thousand tasks at one instant, ten at a time, a second each."""
     frame = spark.range(1000).selectExpr("timestamp_seconds(1e9) due")
     fleet = Fleet(workers=2, slots=5, run_spread="constant", run_seconds=1.0)
     found = job.simulate(spark, fleet, frame)

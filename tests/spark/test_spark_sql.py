@@ -42,7 +42,8 @@ def test_views(spark: SparkSession, sql_url: str, client: redis.Redis) -> None:
     found = spark.sql(f"SELECT id, due FROM delayed {where}")
     assert {row.id for row in found.collect()} == {f"{n}" for n in range(1, 24, 2)}
 
-    # What a view names is what is fetched; which spans its options select, Spark has as tasks.
+    # Only the columns that a view names are fetched. Spark runs a task for each span that the
+    # options select.
     spark.sql(f"{VIEW} first {columns} {given}, queues 'odd', due_to '2100-01-02')")
     assert spark.sql(f"SELECT id FROM first {where}").count() == 12
     [plan] = spark.sql("EXPLAIN SELECT count(*) FROM first").first() or [""]
@@ -68,7 +69,7 @@ def test_views(spark: SparkSession, sql_url: str, client: redis.Redis) -> None:
 
 
 def test_a_table(spark: SparkSession, sql_url: str, client: redis.Redis) -> None:
-    """It has no options but those of each query, which its error says."""
+    """It has no options other than those of each query; its error says so."""
     columns = "(id STRING, task STRING, eta TIMESTAMP)"
     given = f"broker = '{sql_url}'"
     spark.sql(f"CREATE TABLE bare {columns} USING kombu_delayed OPTIONS (broker '{sql_url}')")

@@ -45,7 +45,7 @@ def come(tmp_path: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def run(spark: SparkSession, url: str, tmp_path: Path) -> Run:
-    """Run a query from its checkpoint to the end of what there is."""
+    """Run a query from its checkpoint to the end of the available files."""
 
     def to_the_end(**options: Any) -> StreamingQuery:
         files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
@@ -65,13 +65,13 @@ def run(spark: SparkSession, url: str, tmp_path: Path) -> Run:
 
 
 def forget_end_of(batch: int, tmp_path: Path) -> None:
-    """As if the query had been killed between the last row and the checkpoint."""
+    """Act as if the query had been killed between the last row and the checkpoint."""
     for name in (f"{batch}", f".{batch}.crc"):
         (tmp_path / "checkpoint" / "commits" / name).unlink()
 
 
 def run_all(client: redis.Redis) -> None:
-    """As workers do: only the ledger is left."""
+    """Act as workers do: only the ledger is left."""
     for key in client.keys("*"):
         if b":job:" not in key:
             client.delete(key)

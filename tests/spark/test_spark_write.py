@@ -37,7 +37,7 @@ ETA = datetime(2100, 1, 2, 3, 4, 5, 678901, timezone.utc)
 
 
 def messages(client: redis.Redis) -> dict[str, Any]:
-    """All messages, parsed, without what is another each time."""
+    """All messages, parsed, without the parts that differ each time."""
     found = {}
     for key, value in state(client).items():
         if key.endswith("}:messages"):
@@ -49,7 +49,7 @@ def messages(client: redis.Redis) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     payload = json.loads(text)
-    payload.pop("due_ms", None)  # a job's messages that were due already have it, as delayed ones
+    payload.pop("due_ms", None)  # a job's messages that were due already have it, like delayed ones
     del payload["headers"]["origin"], payload["properties"]["delivery_tag"]
     payload["properties"].pop("reply_to", None)
     return payload
@@ -134,9 +134,9 @@ def test_a_task_that_dies_half_way(
 
     @F.udf(useArrow=False)
     def dying(id: str) -> str:
-        """The id, and so much that what waits in buffers is few rows.
+        """The id, padded so that buffers hold only few rows.
 
-        At the first attempt a process of it is killed when some of its rows are stored.
+        At the first attempt one of its processes is killed when some of its rows are stored.
         """
         context = TaskContext.get()
         if context is not None and context.attemptNumber() == 0 and int(id) % 2000 == 1500:
@@ -154,7 +154,7 @@ def test_a_task_that_dies_half_way(
         id = dying.asNondeterministic()("id")
         frame = frame.withColumn("id", F.substring_index(id, " ", 1))
         client.config_resetstat()
-        # Without pauses, or an attempt that lives on would write into the next test.
+        # Without pauses, as an attempt that lives on would write into the next test.
         report = schedule(frame, broker=url, batch_size=50, latency_budget_ms=0)
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
@@ -165,7 +165,7 @@ def test_a_task_that_dies_half_way(
     assert set(check_backlog(client, "celery")) == {f"{n}" for n in range(4000)}
 
 
-# What is refused.
+# Refused rows.
 
 
 def refusing(spark: SparkSession, partitions: int = 2) -> DataFrame:
@@ -186,7 +186,7 @@ def test_rejects(spark: SparkSession, url: str, client: redis.Redis, tmp_path: P
     found = spark.read.json(str(directory)).orderBy(F.col("row.id").cast("int")).collect()
     assert [int(each.row.id) for each in found] == [3, 7, 8, *range(13, 100, 10)]
     assert found[1].reason.startswith("the row has neither eta nor countdown")
-    assert found[2].reason == "eta takes a datetime or ISO 8601, not 'soon'"  # says Celery
+    assert found[2].reason == "eta takes a datetime or ISO 8601, not 'soon'"  # the text is Celery's
     assert found[2].row.asDict() == {"id": "8", "task": "record", "eta": "soon", "args": "[]"}
     assert len(list(directory.iterdir())) == 2
 

@@ -31,11 +31,11 @@ os.environ |= {
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME}/airflow.db",
     "AIRFLOW__CELERY__BROKER_URL": BROKER,
     "AIRFLOW__CELERY__RESULT_BACKEND": f"{REDIS.rpartition('/')[0]}/1",
-    # One machine, for a test: SQLite will do.
+    # SQLite is enough for a test on one machine.
     "_AIRFLOW__SKIP_DATABASE_EXECUTOR_COMPATIBILITY_CHECK": "1",
 }
 if TRANSPORT:
-    # It has no option for it, so its settings come from a module.
+    # It has no option for this, so its settings come from a module.
     HOME.mkdir(exist_ok=True)
     (HOME / "compat_airflow_settings.py").write_text(
         "from airflow.providers.celery.executors.default_celery import DEFAULT_CELERY_CONFIG\n"

@@ -1,4 +1,4 @@
-"""What the scenarios share: each runs in an environment of its tool, without this tree."""
+"""Helpers of the scenarios, each of which runs in its tool's environment, without this tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BROKER, TRANSPORT, REDIS = (
 )
 WAIT_SECONDS = 60.0
 
-#: Name of a check -> what it does. It fails by an exception.
+#: Name of a check -> its function, which fails by an exception.
 _checks: dict[str, Callable[[], object]] = {}
 
 
@@ -35,7 +35,7 @@ def new_app(name: str, **settings: Any) -> Celery:
 
 
 def check(name: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """A decorator for what shall work; the scenario's checks run in the order of their text."""
+    """A decorator for checks that should pass; they run in the order of their code."""
 
     def keep(function: Callable[[], object]) -> Callable[[], object]:
         _checks[name] = function
@@ -45,7 +45,7 @@ def check(name: str) -> Callable[[Callable[[], object]], Callable[[], object]]:
 
 
 def main() -> None:
-    """Run the checks, and write to the file of the first argument: name -> "" or why it fails."""
+    """Run the checks and write a file, the first argument: name -> "", or why it fails."""
     found = {}
     for name, function in _checks.items():
         try:
@@ -69,7 +69,7 @@ def wait_until(predicate: Callable[[], Any], what: str, seconds: float = WAIT_SE
 
 @contextmanager
 def running(*command: str, until: str = "", **variables: str) -> Iterator[Callable[[], str]]:
-    """A process, until the end of the block; it has printed `until` when the block begins."""
+    """Run a process until the end of the block; it has printed `until` when the block begins."""
     path = Path(f"{command[-1].strip('/').replace('/', '-')[-20:]}-{time.monotonic_ns()}.log")
     with open(path, "wb") as log:
         process = subprocess.Popen(
@@ -102,7 +102,7 @@ def running(*command: str, until: str = "", **variables: str) -> Iterator[Callab
 
 @contextmanager
 def worker(module: str, *options: str, **variables: str) -> Iterator[Callable[[], str]]:
-    """A worker of the app of a scenario."""
+    """Run a worker of a scenario's app."""
     pool = () if "-P" in options else ("-P", "threads", "-c", "4")
     command = (sys.executable, "-m", "celery", "-A", module, "worker", "-l", "INFO", *pool)
     with running(*command, *options, until=" ready.", **variables) as printed:

@@ -50,7 +50,7 @@ def shows(flower_url: str, id: str) -> bool:
     """Whether Flower shows a task as done."""
     try:
         return '"SUCCESS"' in get(f"{flower_url}/api/task/info/{id}")
-    except HTTPError:  # it has not heard of it yet
+    except HTTPError:  # it does not know the task yet
         return False
 
 

@@ -16,7 +16,7 @@ SUPERSET = os.environ["COMPAT_TOOL"].startswith("superset")
 
 
 class CeleryConfig:
-    """As in Superset's configuration: a class with names in lower case."""
+    """As in Superset's configuration: a class with lower-case names."""
 
     broker_url = BROKER
     broker_transport = TRANSPORT or None
@@ -35,7 +35,7 @@ class CeleryConfig:
     }
 
 
-#: As in Sentry's: old names in capitals, pickle, and many queues.
+#: As in Sentry's configuration: old names in capitals, pickle, and many queues.
 SENTRY = {
     "BROKER_URL": BROKER,
     "BROKER_TRANSPORT": TRANSPORT or None,
@@ -95,7 +95,7 @@ def flaky(self, value: int) -> int:
 QUEUE = "celery" if SUPERSET else "events.42"
 
 if __name__ == "__main__":
-    # With pickle Celery refuses to run as root, as in a container.
+    # As root, Celery refuses to run with pickle unless C_FORCE_ROOT is set, as in containers.
     worked = worker("other_apps", C_FORCE_ROOT="1")
 
     @check("tasks now and later, on its queues")

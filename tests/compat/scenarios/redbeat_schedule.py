@@ -1,4 +1,4 @@
-"""RedBeat: a schedule in Redis, that beat sends from."""
+"""RedBeat: a schedule in Redis that beat sends from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentry: errors and traces of a worker, given to a transport that keeps them in a file."""
+"""Sentry: errors and traces of a worker, sent to a transport that keeps them in a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEPT = Path(os.environ.setdefault("COMPAT_KEPT", os.path.abspath("sentry.jsonl")
 
 
 class Keep(Transport):
-    """Writes what would be sent."""
+    """Writes the data that would be sent to a file."""
 
     def capture_envelope(self, envelope):
         with open(KEPT, "a", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ KEPT = Path(os.environ.setdefault("COMPAT_KEPT", os.path.abspath("spans.jsonl"))
 
 
 class Keep(SpanExporter):
-    """Writes what would be sent."""
+    """Writes the data that would be sent to a file."""
 
     def export(self, spans: list[ReadableSpan]) -> SpanExportResult:
         with open(KEPT, "a", encoding="utf-8") as file:
