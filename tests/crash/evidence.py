@@ -33,7 +33,7 @@ OCCUPIED = "occupied"
 #: A server that takes longer than this to answer is held up, by a fault or by its machine.
 STALL_SECONDS = 0.3
 
-#: A lost connection is restored within this time.
+#: Anything lost with a connection is restored within this time.
 RECOVERY_SECONDS = 1.5
 #: How often a consumer polls on its own (`delayed_poll_seconds`), which heals other losses.
 POLL_SECONDS = 5.0

@@ -169,7 +169,7 @@ class Faults:
     # Workers.
 
     def _on_one(self, strike: Callable[[Life], object], *pools: str) -> str | None:
-        """Strike a worker of some pools, or of any if no pool is named."""
+        """Strike a worker of some pools, or of any pool if these have none."""
         life = self.crew.choose(self.rng, *pools) or self.crew.choose(self.rng)
         if life:
             strike(life)

@@ -82,7 +82,7 @@ def judge_limits(executions: Iterable[Execution], evidence: Evidence) -> Limits:
 
 
 def _after_failover(at: float, evidence: Evidence) -> bool:
-    """Whether workers may not have renewed their slots yet: they do with each third of a lease."""
+    """Whether workers may not have reported their slots again yet, as each third of a lease."""
     return any(
         window.kind in FAILOVERS and window.began <= at <= window.ended + evidence.lease_seconds
         for window in evidence.windows

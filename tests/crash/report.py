@@ -1,4 +1,4 @@
-"""Prints the findings of a run on the terminal."""
+"""The findings of a run, for the terminal."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class _Run:
             each.stop()
         self._settle()
         if self._remains() and self.order.has_policies:
-            faults.go_to_latest()  # so that a question asked while the clock was ahead gets due
+            faults.go_to_latest()  # so that a question asked while the clock was ahead becomes due
             self._settle()
         ghosts = self._ghosts()
         held = remains.held(self.broker.server)

@@ -261,7 +261,7 @@ def test_what_has_happened_is_told_and_nothing_else(
     goes: bool,
     client: redis.Redis,
 ) -> None:
-    """`where` the messages are after the event, or were before, if it `goes`."""
+    """`where` finds the messages with the event, or those without it, if they go (`goes`)."""
     case, found = Case(move, setup, event_limit=1000), set()
     for death in every_death(client, case):
         told = events.read(living_store(client, case), "q")

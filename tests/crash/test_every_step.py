@@ -1,4 +1,4 @@
-"""A kill at every step, of any command or answer: messages are delivered as promised."""
+"""A kill at every step, after any command or answer: messages are delivered as promised."""
 
 from __future__ import annotations
 

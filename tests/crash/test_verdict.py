@@ -138,7 +138,7 @@ ALIVE, CUT_AT = life("first"), AGAIN_AT - 4
         (told_to_end("previous"), AGAIN_AT, None, None, verdict.PREVIOUS),
         (told_to_end("previous"), LONG_BEFORE, LONG_BEFORE, None, verdict.UNEXPLAINED),
         (told_to_end(""), AGAIN_AT, None, None, verdict.UNEXPLAINED),
-        # A worker that was cut off together with all others keeps its messages, however long.
+        # A worker that was cut off like all others keeps its messages, however long that took.
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "outage"), verdict.UNEXPLAINED),
         (ALIVE, AGAIN_AT + 1, AGAIN_AT + 1, away(CUT_AT, 5, "clock hour"), verdict.UNEXPLAINED),
     ],

@@ -1,4 +1,4 @@
-"""Whether tasks and keys count as late, early, unanswered or leaked, with stepped clocks."""
+"""How late, early, unanswered and leaked are judged if clocks step and pools end tasks."""
 
 from __future__ import annotations
 

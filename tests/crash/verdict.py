@@ -69,7 +69,7 @@ class Verdict:
     unexplained: list[Execution] = field(default_factory=list)
     failed: list[Execution] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
-    #: Includes tasks that wait for capacity within limits.
+    #: Lateness of tasks that also wait for capacity within limits.
     limited_late_ms: list[float] = field(default_factory=list)
     #: Until a worker received it, outside of faults and of the recovery from them. Later delays are
     #: caused by other tasks in the worker's pool.

@@ -41,7 +41,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """The part of the URL behind `delayed+`: two of the nodes, which know the others."""
+        """The URL without `delayed+`: two of the nodes, which know the others."""
         first, second = self.servers[0].port, self.servers[1].port
         return f"rediscluster://:{PASSWORD}@127.0.0.1:{first};127.0.0.1:{second}"
 

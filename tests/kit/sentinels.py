@@ -65,7 +65,7 @@ class Group:
 
     @property
     def url(self) -> str:
-        """The part of the URL behind `delayed+`; the master's password is in the first one."""
+        """The URL without `delayed+`; its first part has the master's password."""
         first, *others = (f"127.0.0.1:{each.port}" for each in self.sentinels)
         rest = "".join(f";delayed+sentinel://{each}" for each in others)
         return f"sentinel://:{PASSWORD}@{first}/0{rest}"
