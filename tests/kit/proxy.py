@@ -170,7 +170,7 @@ class _Side(asyncio.Protocol):
         self.data_received(_CLOSE)
 
     def flush(self) -> None:
-        """Write pieces that are due, and return when the next one is."""
+        """Write pieces that are due, and call this again when the next one is."""
         if self.timer:
             self.timer.cancel()
             self.timer = None
