@@ -169,7 +169,7 @@ class Cluster:
         return True
 
     def _bring(self, slot: int, target: Server) -> None:
-        """Move a slot's keys to a master from all others, no matter which server claims the slot."""
+        """Move a slot's keys to a master from all others, whichever server claims the slot."""
         target_id = self.id_of(target)
         others = [server for server in self.masters() if server is not target]
         with contextlib.ExitStack() as stack:
