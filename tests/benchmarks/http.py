@@ -119,7 +119,7 @@ def look_up(port: int, count: int) -> float:
 
 
 def look_up_ready(port: int, ready: int, count: int, connections: int) -> dict[str, float]:
-    """Percentiles of `GET /v1/tasks/{id}` of ready tasks, in ms, with concurrent clients."""
+    """Percentiles of `GET /v1/tasks/{id}` of ready tasks, in ms, with this many clients."""
     chance = random.Random(7)
     selector, took = selectors.DefaultSelector(), []
     clients = [Connection(port) for _ in range(connections)]

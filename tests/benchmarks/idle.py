@@ -153,7 +153,7 @@ def many_queues(rig: Rig) -> Figures:
 
 
 def _to_any(queues: int, chance: random.Random, number: int) -> dict[str, Any]:
-    """One task each second has a countdown."""
+    """Every other task has a countdown."""
     countdown = {"countdown": chance.uniform(1, 5)} if number % 2 else {}
     return {"queue": f"many-{chance.randrange(queues)}", **countdown}
 

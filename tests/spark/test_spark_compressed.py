@@ -62,7 +62,7 @@ def test_a_backup_says_what_nobody_can_read(
     run: Run,
     tmp_path: Path,
 ) -> None:
-    # A new dictionary for all processes of Spark: they keep those that they have.
+    # One that no process of Spark has seen: they keep the dictionaries that they have.
     monkeypatch.setattr(zstd, "train", lambda samples: dictionary(seed=3))
     make_large(delayed.store, "celery", JAN_MS)
     delayed.store.schedule("other", [entry("plain", JAN_MS)])
