@@ -22,10 +22,10 @@ from tests.kit.servers import Server, available_kinds
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Celery's results talk to their server when they are collected: while it is there.
+    """Collect garbage while the server is there: Celery's results contact it when collected.
 
-    What lives on is not looked at again before the last test of its module: all objects that pytest
-    and the modules of the tests have made would take half a second, after each test.
+    Surviving objects are not scanned again before the last test of a module: scanning all objects
+    of pytest and the test modules would take half a second after each test.
     """
     if nextitem is None or nextitem.path != item.path:
         gc.unfreeze()

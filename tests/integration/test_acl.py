@@ -98,6 +98,6 @@ def test_the_master_of_sentinels(tmp_path: Path) -> None:
         url = f"delayed+sentinel://{USER}:{PASSWORD}@{hosts}"
         finders = [stack.enter_context(each.client()) for each in group.sentinels]
         own = {"username": FINDER, "password": FINDER_PASSWORD}
-        # redis-py tells a server its version, and goes on where it may not.
+        # redis-py reports its version to the server, and continues if that is not permitted.
         with limited([client]), limited(finders, FINDER, "client|setinfo"):
             use_all(url, {**group.options, "sentinel_kwargs": own}, tmp_path)

@@ -113,7 +113,7 @@ DELIVERED = {
     "line feed behind": text() + b"\n",
 }
 
-#: What stock delivers as well, but is taken for poison once it was not acked.
+#: Stock Kombu delivers these too, but they count as poison once they were not acked.
 OVERDONE = {
     "deliveries 19": with_tail(',"deliveries":19'),
     "deliveries huge": with_tail(',"deliveries":' + "9" * 400),
@@ -212,7 +212,7 @@ def test_no_message_is_buried_and_an_odd_one_is_delivered_as_stock_would(
 
 
 def test_unreadable_body_is_buried(connection: Connection, client: redis.Redis) -> None:
-    """Who gets it by hand is told why."""
+    """A caller that fetches such a message itself gets the reason."""
     bad = [text for text, _ in UNREADABLE.values()]
     push(client, *bad, GOOD)
     assert [message.body for message in drain(connection, 1)] == [b'"good"']
@@ -321,7 +321,7 @@ BAD_HEADERS: list[dict[str, Any]] = [
     *({"x-delay": each} for each in ("abc", math.nan, {})),
     {"expires": "not a time"},
 ]
-#: What raises an exception in Celery's own code.
+#: Messages that raise an exception in Celery's own code.
 UNBEARABLE = {
     "no body": text(body=OMIT),
     "null body": text(body=None),

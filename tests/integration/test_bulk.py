@@ -424,7 +424,7 @@ def test_sent_events(server: Server, client: redis.Redis) -> None:
 
 
 def test_in_a_task(app: Celery, delayed: Delayed, client: redis.Redis) -> None:
-    """What a task sends descends from it, but is not among its children: there are too many."""
+    """Tasks sent by a task descend from it but are not listed as children: there are too many."""
     task = app.tasks["urgent"]
     me = {"id": "me", "root_id": "first", "called_directly": False, "delivery_info": {}}
     task.push_request(**me, children=[])

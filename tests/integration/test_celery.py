@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.smoke]
 
 POOLS = {"prefork": 2, "threads": 2, "solo": 1, "gevent": 10, "eventlet": 10}
 KIND = available_kinds()[0]
-#: What a task may be late by on a busy machine. Nobody looks for it so often.
+#: How late a task may be on a busy machine. Workers poll less often than that.
 LATE_SECONDS = 2
 POLL_SECONDS = 60
 
@@ -222,7 +222,7 @@ def test_a_task_whose_retry_cannot_be_sent_returns_to_its_queue(error: str, benc
 
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="older Celery stores nothing for a Reject")
 def test_a_task_that_is_acked_fails_if_its_retry_cannot_be_sent(threads: Bench) -> None:
-    """As without us: else nobody would ever hear of it."""
+    """Same as with stock Celery: otherwise the failure would go unnoticed."""
     with pytest.raises(Reject):
         threads.send("retry_unsent_early").get(timeout=60)
 

@@ -1,4 +1,4 @@
-"""What the guides promise of workers beside the delay itself."""
+"""The guides' promises about workers, apart from the delay itself."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Cli:
         return result
 
     def json(self, *words: str, code: int = 0, input: str | None = None) -> Any:
-        """What a command prints as JSON; nothing else may be there."""
+        """Return the JSON that a command prints; it may print nothing else."""
         result = self(*words, "--json", input=input)
         assert result.exit_code == code, result.output
         return json.loads(result.stdout)
@@ -804,7 +804,7 @@ def test_shards_without_a_worker(cli: Cli) -> None:
 
 
 def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
-    """What moves while it looks is not called wrong."""
+    """Tasks that move during the check are not reported as faults."""
 
     def move(count: int) -> None:
         for id in ("one", "three"):
@@ -865,7 +865,7 @@ def _all_commands() -> list[list[str]]:
     return found
 
 
-#: What commands have to be given.
+#: The arguments that commands require.
 GIVEN = {
     "backup": "{file}",
     "restore": "{file} --yes",

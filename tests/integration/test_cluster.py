@@ -74,7 +74,7 @@ def test_replicas_have_what_was_sent(connect: Connect, queues: list[Queue]) -> N
 
 
 def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]) -> None:
-    """Nobody looks by itself here, and all get their turn."""
+    """No consumer polls here, and all get their turn."""
     source = connect(delayed_poll_seconds=60)
     inboxes = [Inbox(connect(delayed_poll_seconds=60), queues[0]) for _ in range(3)]
     for inbox in inboxes:
@@ -91,7 +91,7 @@ def _drained(inboxes: list[Inbox]) -> int:
 
 
 def _wait_for_all_to_listen(inboxes: list[Inbox]) -> None:
-    """Who has just had a message may have stopped listening while that was handled."""
+    """A consumer may have stopped listening while it handled its last message."""
 
     def all_listen() -> bool:
         _drained(inboxes)
@@ -113,7 +113,7 @@ def test_a_token_passes_over_who_has_gone(connect: Connect, queues: list[Queue])
 def test_a_token_for_later_keeps_nobody_from_those_for_now(
     connect: Connect, queues: list[Queue]
 ) -> None:
-    """Nobody looks by itself here. The last one is due before those that were promised."""
+    """No consumer polls here. The last message is due before those that were promised."""
     source = connect()
     inbox = Inbox(connect(delayed_poll_seconds=60), queues[0])
     inbox.drain(0.05)
@@ -265,7 +265,7 @@ def test_a_warning_of_a_cluster_that_stops_with_one_node(
 
 
 def test_a_node_is_looked_at_by_who_connects_next(connect: Connect, cluster: Cluster) -> None:
-    """Whatever it is, an old one or one that has come since."""
+    """This covers nodes that were known before as well as new ones."""
     connection = connect()
     connection.channel()
     with cluster.client(cluster.masters()[2]) as client:

@@ -105,7 +105,7 @@ def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(
 
 
 class Moving:
-    """The slot of a queue is on its way to another node until somebody waits for that."""
+    """Moves the slot of a queue to another node; the move ends once a caller waits for it."""
 
     def __init__(self, cluster: Cluster, queue: str, target: Server) -> None:
         self._cluster, self._queue, self._target = cluster, queue, target

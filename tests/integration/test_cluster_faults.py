@@ -1,4 +1,4 @@
-"""A Cluster whose nodes fail, come and go, and whose slots move: work goes on, nothing is lost."""
+"""Nodes of a Cluster fail, join and leave, and slots move: work continues, nothing is lost."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_threads_of_leases_and_the_loop_find_the_slots(
             cluster.wait_for_failover(name, old)
             others_go_on(app, names, ledger)
             cluster.heal()
-            # Who is told by a node that a slot has moved renews there until the others know.
+            # A thread that a node redirects renews at the new node until the other threads know.
             cluster.move(name, cluster.master_of(names[2]))
             others_go_on(app, names, ledger)
         assert worker.running
@@ -113,7 +113,7 @@ def test_a_slot_moves_while_messages_go_to_their_gate(
     """Its messages come when it has moved, and those of the node's other queues meanwhile."""
     limited, home = names[0], cluster.master_of(names[0])
     other = next(name for n in range(99) if cluster.master_of(name := f"other{n}") is home)
-    # Who sends knows no policies, so that the consumer finds messages without tickets.
+    # The sender knows no policies, so that the consumer finds messages without tickets.
     source, connection = connect(), connect(delayed_policies={limited: [Limit(concurrency=9)]})
     half_moved: list[str] = []
 
@@ -171,7 +171,7 @@ def test_a_node_is_added(connect: Connect, cluster: Cluster, names: list[str]) -
 def test_a_node_that_is_down_for_good(
     connect: Connect, cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Its queues stop with a clear error, the others go on; also for who starts now."""
+    """Its queues stop with a clear error and the others continue, even in a worker started now."""
     setup = settings(cluster, ledger, delayed_reconnect_seconds=1, delayed_replicas_to_wait=0)
     first = Worker(setup, tmp_path, name="first", pool="threads", concurrency=2, queues=names)
     with first, make_app(setup) as app:
@@ -315,7 +315,7 @@ def test_acks_that_nodes_refuse_are_sent_again(
 
 @pytest.mark.parametrize("broken", ["begun", "half", "given up", "not told", "killed"])
 def test_the_kit_finishes_a_broken_move(cluster: Cluster, names: list[str], broken: str) -> None:
-    """Whatever of it has reached the servers: a fault leaves a whole Cluster behind."""
+    """A fault leaves a complete Cluster behind, however far the move had got on the servers."""
     name, slot = names[0], key_slot(names[0].encode())
     source, target = map(cluster.master_of, names[:2])
     with cluster.routed() as client:

@@ -162,7 +162,7 @@ def test_dead_letters(app: Celery, delayed: Delayed) -> None:
 
 @pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
 def test_unique_tasks(conflict: str, app: Celery, delayed: Delayed) -> None:
-    """Whatever node their key is on."""
+    """They work on every node that their key may be on."""
     for n in range(SHARDS):
         options = {"headers": unique_headers(f"user {n}", conflict), "queue": "mail"}
         first = app.send_task("noop", countdown=600, **options)

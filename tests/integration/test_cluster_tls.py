@@ -41,7 +41,7 @@ def _takes_writes(server: Server) -> bool:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_messages_pass(node: Server, beside: bool) -> None:
-    """The same with what is configured in the URL, and with what is beside it."""
+    """TLS may be configured in the URL or beside it."""
     ca_file = str(node.ca_file)
     query = "" if beside else f"?ssl_ca_certs={quote(ca_file, safe='')}"
     scheme = "rediscluster" if beside else "redisclusters"

@@ -1,4 +1,4 @@
-"""What begins while a node cannot be reached, or by what is not so any more, and catches up."""
+"""Work that begins while a node is unreachable, or with outdated knowledge, catches up later."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def lead_astray(connection: Connection, key: str) -> None:
 def test_a_queue_is_bound_when_the_node_is_back(
     connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what others send to that exchange would go nowhere, and nobody would hear of it."""
+    """Otherwise messages sent to that exchange would be lost without any error."""
     logs = Exchange(names[0], type="topic")
     errors = Queue(names[1], logs, routing_key="*.error")
     connection, source = connect(), connect()
@@ -267,7 +267,7 @@ def test_the_nodes_of_the_url_are_asked_again(connect: Connect, names: list[str]
 def test_who_listens_at_a_node_that_is_taken_out_goes_to_another(
     connect: Connect, cluster: Cluster, names: list[str]
 ) -> None:
-    """It may go on by itself, and hears nothing of the Cluster there."""
+    """The node may keep running on its own, and gets no news of the Cluster."""
     news = Exchange("news", type="fanout")
     new, home = cluster.add_master(), cluster.master_of(names[0])
     both = connect(), connect()

@@ -1,4 +1,4 @@
-"""A compressed queue works as any other for whoever sends to it, consumes it or looks after it."""
+"""A compressed queue works like any other for senders, consumers and operators."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_who_lacks_the_extra_cannot_ask_for_it(connect: Connect, without_extra: 
         _ = connect(delayed_compression="zstd").default_channel.store
 
 
-# What the doctor says of it.
+# The doctor's report on compression.
 
 
 def compression(delayed: Delayed) -> Check:

@@ -1,4 +1,4 @@
-"""What the pages for contributors name is there, and their examples work."""
+"""Everything that the pages for contributors name exists, and their examples work."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def ask(bench: Bench, key: str, *more: Any, name: str = "ask", **options: Any) -
 
 
 def noted(bench: Bench, count: int) -> list[list[Any]]:
-    """What so many tasks were given that have followed."""
+    """Wait until `count` tasks have followed; return their arguments."""
     wait_until(lambda: len(bench.ledger.entries()) >= count, f"{count} follow", LONG_SECONDS)
     return sorted((each["args"] for each in bench.ledger.entries()), key=str)
 

@@ -1,4 +1,4 @@
-"""The policies of a queue are in Redis, and hold for all its workers whatever they declare."""
+"""A queue's policies are in Redis and apply to all its workers, no matter what they declare."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_server_that_has_lost_them_is_told_again(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_retries_are_those_of_redis(pool: str, start: Start, app: Celery) -> None:
-    """In the processes of a pool, too, whatever strategy these have or have not."""
+    """This includes the processes of a pool, with or without a strategy of their own."""
     policies = [written(Backoff([0.05, 0.05]))]
     declaring = start("declaring", {"celery": policies})
     wait_until_declared(app, policies)

@@ -1,4 +1,4 @@
-"""What must not happen to a queue whose policies are in Redis."""
+"""Events that must not harm a queue whose policies are in Redis."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_all_parts_come_back_after_a_loss(open_app: OpenApp, consume: Any) -> No
     assert "Limit" in before
     assert "Timeout" in before
     one.send_task("late")
-    for connection in connections:  # the first one hears of the other's
+    for connection in connections:  # the first one learns the other's
         drain(connection, 3)
     for connection in connections:
         lose(one)
@@ -178,7 +178,7 @@ def test_a_full_server_keeps_no_messages_from_workers(
 
 
 def test_a_failover_is_no_start(group: Group, connect_group: Any) -> None:
-    """What an older worker declares does not come back with another master."""
+    """Policies declared by an older worker do not come back with another master."""
     with connect_group(delayed_policies={"celery": [Limit(concurrency=1)]}) as connection:
 
         def consume() -> tuple[PolicyRecord, Any]:

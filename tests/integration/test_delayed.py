@@ -1,4 +1,4 @@
-"""What `Delayed` tells of an app's delayed tasks, and does to them, with no worker alive."""
+"""`Delayed` reports on an app's delayed tasks and changes them, with no worker alive."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_get_a_delayed_task(app: Celery, delayed: Delayed) -> None:
 
 
 def test_get_tells_where_a_task_is(app: Celery, delayed: Delayed) -> None:
-    """The ETA of what has waited is still known."""
+    """The ETA of a task is still known after its wait."""
     send(app, "dead", -1, priority=3)
     bury(delayed.store, "dead", "because")
     dead = get(delayed, "dead")
@@ -176,7 +176,7 @@ def test_a_reader_of_ready_lists_passes_over_nothing(
 
 @pytest.fixture
 def told() -> Iterator[list[tuple[str, Any]]]:
-    """What the signals say: id of a cancelled one, or (id, ETA) of a rescheduled one."""
+    """The signals sent: ("cancelled", id) for a cancelled task, (id, ETA) for a rescheduled one."""
     said: list[tuple[str, Any]] = []
 
     def cancelled(info: TaskInfo, **_: Any) -> None:
@@ -324,7 +324,7 @@ def test_many_queues_under_a_prefix(
     names = [f"q{n}" for n in range(12)] + ["a:b", "{tag}", "ü"]
     for name in names:
         send(app, f"in {name}", queue=name)
-    client.hset(b"{\xff}:dead", b"x", b"y")  # somebody else's
+    client.hset(b"{\xff}:dead", b"x", b"y")  # belongs to another program
     client.set("{other}:cache", "z")
     other: Delayed = make(global_keyprefix=prefix).delayed
     assert set(names) <= {*other.queues()}

@@ -1,4 +1,4 @@
-"""What the server refuses for good: senders hear of it at once, in words that help."""
+"""Permanent refusals by the server: senders get a helpful error at once."""
 
 from __future__ import annotations
 

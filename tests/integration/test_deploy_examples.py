@@ -63,7 +63,7 @@ OURS = {name for name, each in CONTAINERS.items() if each["image"] == IMAGE}
 
 
 def instruction(name: str) -> Any:
-    """What the instruction of this name in the Dockerfile runs, in its exec form."""
+    """Return the command that this instruction of the Dockerfile runs, in its exec form."""
     pattern = rf"^{name} (?:.*\\\n\s+CMD )?(\[.*\])$"
     (found,) = re.findall(pattern, DOCKERFILE, re.MULTILINE)
     return json.loads(found)
@@ -91,7 +91,7 @@ def command_lines() -> Iterator[list[str]]:
 
 
 def section() -> str:
-    """What the guide says of these files."""
+    """Return the guide's section about these files."""
     found = re.search(r"^## Deploy .*?(?=^## )", GUIDE.read_text(encoding="utf-8"), re.M | re.S)
     assert found is not None
     return found[0]
@@ -138,7 +138,7 @@ def test_the_dockerfile_as_a_linter_sees_it() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-# What the files say of each other.
+# The files agree with each other.
 
 
 def test_the_image() -> None:
@@ -266,7 +266,7 @@ def test_keda(name: str, app: Celery) -> None:
         assert float(given["targetValue"]) > 0
 
 
-# What the files say of the project.
+# The files agree with the project.
 
 
 def test_requirements() -> None:

@@ -1,4 +1,4 @@
-"""What the doctor finds beside the backlog: dead letters, names, and tokens that nobody takes."""
+"""The doctor's findings beside the backlog: dead letters, names, tokens that nobody takes."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_unique_keys_that_moves_leave(store: Store, client: redis.Redis) -> None
 
 
 def test_ledgers_that_are_past(store: Store, client: redis.Redis) -> None:
-    """Who writes the next one drops them, so nothing is wrong."""
+    """Writing the next ledger drops them, so nothing is wrong."""
     for name, delay in (("a", 0.0), ("b", 1.0)):
         OnceStore(store, name, None, delay).schedule("q", [entry(name, 9_999_999_999_999)])
     store.purge("q")
@@ -186,7 +186,7 @@ def test_ledgers_that_are_past(store: Store, client: redis.Redis) -> None:
     assert examine(store) == {}
 
 
-# Who consumes.
+# Consumers.
 
 
 class Watched:
@@ -256,7 +256,7 @@ def test_whose_hands_are_full_need_not_take_tokens(store: Store) -> None:
 
 
 def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:
-    """It takes each token at once, whatever comes."""
+    """It takes each token at once, no matter what arrives."""
     store.now = ""
     connection = connect()
     queue = Queue("q", routing_key="q")

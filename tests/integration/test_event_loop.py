@@ -75,7 +75,7 @@ def reconnect(connection: Any) -> None:
 
 
 def reconnect_silently(connection: Any) -> None:
-    """Without any call that tells of it."""
+    """Reconnect without any call that reports it."""
     connection._sock.shutdown(socket.SHUT_RDWR)
     connection._sock.close()
     connection._sock = None

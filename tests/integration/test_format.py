@@ -1,4 +1,4 @@
-"""Whoever meets data of a newer format stops, and says what to upgrade."""
+"""A process that finds data of a newer format stops and says what to upgrade."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def tasks(shop: Any) -> Any:
 
 @pytest.fixture
 def sent(tasks: Any) -> Iterator[list[dict[str, Any]]]:
-    """What `task_enqueued` was sent with."""
+    """The arguments of each `task_enqueued` signal."""
     from django.tasks.signals import task_enqueued
 
     with heard(task_enqueued) as said:
@@ -342,7 +342,7 @@ def test_another_attempt(tasks: Any, shop: Any) -> None:
 def test_receivers_of_signals_that_fail(
     args: Any, state: str, status: str, tasks: Any, shop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever they raise, a task ends as it would without them."""
+    """No matter what they raise, a task ends as it would without them."""
     from django.tasks.signals import task_finished, task_started
 
     said: list[str] = []
@@ -394,7 +394,7 @@ def test_a_result_backend_that_fails(
 def ledger(
     tasks: Any, environment: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ledger]:
-    """What signals say in a worker that takes the queue `reports`."""
+    """The signals of a worker that consumes the queue `reports`."""
     directory: Path = tmp_path_factory.mktemp("worker")
     ledger = Ledger(directory / "ledger")
     path = os.pathsep.join([str(PROJECT), str(ROOT)])

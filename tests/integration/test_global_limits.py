@@ -203,7 +203,7 @@ def test_a_lost_connection_frees_what_has_not_begun(
     options = {
         "delayed_policies": {"celery": [limit]},
         "delayed_reconnect_seconds": 0,
-        "delayed_lease_seconds": 600,  # no lease ends by itself
+        "delayed_lease_seconds": 600,  # no lease expires
     }
     app = make_app(Settings(f"delayed+redis://127.0.0.1:{proxy.port}/0", None, options))
     app.conf.worker_prefetch_multiplier = 4
@@ -248,7 +248,7 @@ def test_messages_that_are_taken_by_hand(connect: Callable[..., Connection], sto
     assert channel.basic_get("q") is None
     assert channel.basic_get("r", no_ack=True) is None
     first.ack()
-    # It is the turn of q, until it has not come. What takes for good occupies nothing.
+    # It is q's turn until q fails to take it. A `no_ack` take occupies no slot.
     wait_until(lambda: channel.basic_get("r", no_ack=True) is not None, "there is a slot")
     wait_until(lambda: channel.basic_get("q", no_ack=True) is not None, "there is a slot")
     channel.close()

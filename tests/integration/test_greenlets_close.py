@@ -1,4 +1,4 @@
-"""What a greenlet hears that reads from a connection while another one closes it."""
+"""The error in a greenlet that reads from a connection while another greenlet closes it."""
 
 from __future__ import annotations
 

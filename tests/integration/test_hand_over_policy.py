@@ -36,7 +36,7 @@ def test_another_broker(open_app: OpenApp, server: Server, compression: str | No
         queue.close()
     dropped = [e.reason for e in app.delayed.events("celery") if e.event == "dropped"]
     assert dropped == ["handed over to queue 'elsewhere'"]
-    # Whoever has it now tells of its result.
+    # The new owner of the task reports its result.
     assert result.state == "PENDING"
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:Call to d
 
 
 def asked(bench: Bench, name: str, *args: Any, **options: Any) -> Any:
-    """What the one worker answers."""
+    """Return the answer of the only worker."""
     answers = getattr(bench.app.control.inspect(timeout=30, limit=1), name)(*args, **options)
     (answer,) = answers.values()
     return answer
@@ -94,7 +94,7 @@ def state_of(app: Any, *queues: str) -> SimpleNamespace:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What a worker holds itself."""
+    """A task that the worker itself holds."""
     own = {"eta": None, "priority": 6, "request": {"id": "own"}}
     monkeypatch.setattr(inspect, "_own_scheduled", lambda state: [own])
     monkeypatch.setattr(inspect, "_own_query_task", lambda state, ids: {"own": ("scheduled", {})})

@@ -1,4 +1,4 @@
-"""What programs have to say, or need not, where the package is installed from its wheel.
+"""The setup that programs need, and do not need, if the package is installed from its wheel.
 
 Each is a process of its own, started in a directory with nothing but the user's files.
 """
@@ -24,7 +24,7 @@ from tests.kit.workers import ROOT, Worker
 
 pytestmark = pytest.mark.thorough
 
-#: What workers on our broker have of their own.
+#: The parts that only workers on our broker have.
 WATCHED = "['Events', 'GiveBack', 'OwnRequests', 'OwnTasks', 'RemoteControlLoop', 'Replacing']\n"
 
 
@@ -147,7 +147,7 @@ def test_worker_beat_and_command_line_import_nothing(
     options = ["worker", "-P", "solo", "--without-mingle", "--without-gossip", "-l", "INFO"]
     with Worker(Settings(), shop, command=[*celery, *options], root=shop) as worker:
         worker.wait_for_log("it is time", 30)
-        # What a monitor such as Flower does.
+        # As a monitor such as Flower does.
         code = "from shop import app; print(app.control.ping(timeout=30, limit=1))"
         assert "pong" in installed.run("-c", code, cwd=shop)
     installed.run("-c", "from shop import remind; remind.apply_async(countdown=600)", cwd=shop)

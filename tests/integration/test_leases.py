@@ -95,7 +95,7 @@ def start_workers(
 
 
 def test_an_outage_of_everybody(tmp_path: Path, ledger: Ledger) -> None:
-    """It is longer than a lease: whoever is the first to be back takes nothing from the others."""
+    """It is longer than a lease: the first worker to be back takes nothing from the others."""
     kind = available_kinds()[0]
     with (
         start_server(kind, tmp_path / "server", port=0) as server,

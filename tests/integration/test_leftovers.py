@@ -55,7 +55,7 @@ def everlasting(client: redis.Redis) -> list[str]:
 
 
 def all_expire(client: redis.Redis) -> None:
-    """Nothing lasts for ever, and what is left expires; notes of the expiry and the dead later."""
+    """Wait until all keys have expired; notes on the expiry and on dead consumers expire later."""
     assert everlasting(client) == []
     wait_until(
         lambda: all(key == "{brief}:expires" or ":reclaimed:" in key for key in keys(client)),
@@ -116,7 +116,7 @@ def test_a_long_task_keeps_its_message(connect: Connect, client: redis.Redis) ->
     (unacked,) = client.keys("*:unacked:*")
     client.pexpire("{brief}:consumers", 2_000)
     client.pexpire(unacked, 2_000)
-    # Its thread waits for no messages now, and its lease is renewed all the same.
+    # Its thread waits for no messages now, yet its lease is renewed.
     wait_until(
         lambda: min(client.pttl(unacked), client.pttl("{brief}:consumers")) > 2_000,
         "the renewal has made them last",

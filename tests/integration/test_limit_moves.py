@@ -1,4 +1,4 @@
-"""What waits at a gate is moved, shown and dropped as everything else that is delayed."""
+"""Messages that wait at a gate are moved, shown and dropped like all other delayed messages."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def names(channel: Any, count: int, no_ack: bool = False) -> list[Any]:
 
 
 def take(app: Celery, count: int, no_ack: bool = False) -> list[Any]:
-    """What can be taken now, and goes back."""
+    """Take the tasks that are available now; they return to the queue afterwards."""
     with app.connection_for_read() as connection:
         return [each for each in names(connection.default_channel, count, no_ack) if each]
 
@@ -353,7 +353,7 @@ def test_limits_that_change_hold_for_what_waits(open_app: OpenApp) -> None:
 
 
 def take_late(app: Celery, count: int) -> list[Any]:
-    """What can be taken two hours from now."""
+    """Take the tasks that are available two hours from now."""
     with app.connection_for_read() as connection:
         connection.default_channel.store.now = "+7200000"
         return [each for each in names(connection.default_channel, count) if each]
@@ -369,7 +369,7 @@ def test_late_ones_are_drained(open_app: OpenApp) -> None:
 
 @pytest.mark.parametrize("others", [[], [DropOlder("6h")]], ids=["alone", "DropOlder"])
 def test_tasks_for_now_are_late_as_well(open_app: OpenApp, others: list[Policy]) -> None:
-    """They have been in their queue since they were sent, whoever was there."""
+    """They have been in their queue since they were sent, with or without a worker."""
     app = open_app(*others, Drain("1/h", after="1h", burst=2))
     for n in range(4):
         app.send_task("record", [str(n)])

@@ -1,4 +1,4 @@
-"""A worker hears and is on time, whatever has happened to its pool and its connections."""
+"""A worker responds and is on time despite faults of its pool and its connections."""
 
 from __future__ import annotations
 

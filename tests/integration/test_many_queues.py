@@ -34,9 +34,9 @@ def _no_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class RoundTrips:
-    """How often this thread has waited for an answer to what it has sent.
+    """How often this thread has waited for the answer to a command.
 
-    Another test may have left one that tries to reach a server which is gone.
+    Another test may have left a thread that tries to reach a server which is gone.
     """
 
     count: int = 0
@@ -223,7 +223,7 @@ def test_so_do_queues_with_a_far_backlog(many: Many, client: redis.Redis, store:
 
 
 def test_a_promise_that_nobody_keeps_is_taken_over(many: Many, store: Store) -> None:
-    """Others had promised to come; they are dead, and one had heard of an earlier message."""
+    """The consumers that promised to come are dead; one of them knew of an earlier message."""
     overdue, earlier = QUEUES[3], QUEUES[7]
     for queue in (overdue, earlier):
         delayed(store, queue, 2_000)
@@ -333,7 +333,7 @@ def test_strict_priority_holds_among_many(many: Many, store: Store) -> None:
 def test_a_queue_is_cancelled_while_many_are_claimed(
     many: Many, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a signal handler, say. What the other queues gave is handed out once."""
+    """For example by a signal handler. Messages of the other queues are handed out once."""
     many.channel.basic_qos(0, 50)
     many.settle()
     for queue in QUEUES[:8]:

@@ -21,7 +21,7 @@ ONE = [{"Limit": {"concurrency": 1}}]
 
 @pytest.fixture
 def new_connections() -> None:
-    """What another test has sent was sent over others: a channel offers once."""
+    """Drop the connections of other tests: a channel offers its policies only once."""
     pools.reset()
 
 

@@ -1,4 +1,4 @@
-"""What became of each task, recorded by real workers and read by its id."""
+"""The outcome of each task, recorded by real workers and read by its id."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_worker_that_ends_says_so(number: int, bench: Bench) -> None:
 
 @pytest.mark.crash
 def test_a_server_that_was_away(own_server: Server, tmp_path: Path) -> None:
-    """What has ended meanwhile is recorded once it is back."""
+    """Tasks that end during the outage are recorded once the server is back."""
     with extended(own_server, tmp_path) as bench:
         delayed = bench.app.delayed
         bench.app.send_task("noop", task_id="before")
@@ -174,7 +174,7 @@ def test_one_truth(bench: Bench) -> None:
     assert failed.as_dict()["state"] == "failed"
     note(delayed, "again", RECEIVED, LATE)
     note(delayed, "gone", RECEIVED, STARTED, alive_ms=0)
-    # With the worker dead, what is acked late is where its message is, and the rest is lost.
+    # With the worker dead, late-acked tasks are where their messages are; the rest is lost.
     expected = {"again": "ready", "taken": "ready", "running": "lost", "gone": "lost"}
     assert states(delayed, expected) == expected
 

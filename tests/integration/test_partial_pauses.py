@@ -1,4 +1,4 @@
-"""A task or a tenant is paused, and the rest of its queue goes on."""
+"""A task or a tenant is paused, and the rest of its queue continues."""
 
 from __future__ import annotations
 

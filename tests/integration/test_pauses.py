@@ -43,7 +43,7 @@ def test_shards_on_a_cluster(cluster: Cluster, bench: Bench, tmp_path: Path) -> 
 
 
 def pauses_and_resumes(bench: Bench, pool: str, directory: Path) -> None:
-    """What runs when its queue is paused goes on, and what waits runs once, later."""
+    """Running tasks continue while their queue is paused; waiting tasks run once, later."""
     app, delayed, go = bench.app, bench.app.delayed, directory / "go"
     with bench.worker(pool=pool, concurrency=1, queues=("celery", "other")):
         bench.wait_for_answers()
@@ -68,7 +68,7 @@ def pauses_and_resumes(bench: Bench, pool: str, directory: Path) -> None:
 
 
 def last_steps(bench: Bench) -> set[str]:
-    """What is recorded last of the tasks that a worker has received."""
+    """Return the last recorded events of the tasks that a worker has received."""
     histories = [bench.app.delayed.history(name) for name in NAMES]
     return {each.last.event for each in histories if each is not None and each.last is not None}
 

@@ -60,7 +60,7 @@ publish = partial(mail.publish, retry=True)
 def test_workers_and_producers_leave_the_old_master(
     group: Group, ledger: Ledger, tmp_path: Path, pool: str
 ) -> None:
-    """Long before that becomes a replica; and what was accepted runs, and runs once."""
+    """They leave long before it becomes a replica, and each accepted task runs exactly once."""
     options = {**group.options, "delayed_replicas_to_wait": 1, "delayed_lease_seconds": 3.0}
     setup = Settings(f"delayed+{group.url}", None, options, str(ledger.path))
     worker = Worker(setup, tmp_path, pool=pool, concurrency=2)
@@ -144,7 +144,7 @@ def test_the_thread_of_leases_and_the_loop_find_the_master(
 def test_a_greenlet_that_does_not_yield_runs_once(
     group: Group, ledger: Ledger, tmp_path: Path, pool: str, is_planned: bool
 ) -> None:
-    """Its worker's greenlets hear of the failover when it is over."""
+    """Its worker's greenlets learn of the failover when it is over."""
     options = {**group.options, "delayed_replicas_to_wait": 1, "delayed_lease_seconds": 5.0}
     setup = Settings(f"delayed+{group.url}", None, options, str(ledger.path))
     worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=["celery", "own"])

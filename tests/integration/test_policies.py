@@ -57,7 +57,7 @@ def test_delay(open_app: OpenApp, no_ack: bool) -> None:
     assert info.as_dict()["reason"] == "} not yet {"
     if not no_ack:
         assert ("scheduled", "} not yet {") in events(app)
-    # It is asked again with what it has left on the message, and gets the very same message.
+    # The policy is asked again with the marks it left, and gets the very same message.
     policy.answer = lambda message: Run()
     app.delayed.reschedule("a", countdown=0)
     assert take(app, no_ack).headers["id"] == "a"
@@ -96,7 +96,7 @@ def test_delayed_messages_keep_their_first_due_time(open_app: OpenApp) -> None:
     assert moved.first_eta == info.eta
     assert policy.asked[0].due_ms == info.due_ms
     assert policy.asked[0].late_ms >= 0
-    # Who moves it says when it is due.
+    # Rescheduling sets a new first due time.
     app.delayed.reschedule("a", countdown=60)
     again = app.delayed.get("a")
     assert (again.first_eta, again.reason) == (None, "")

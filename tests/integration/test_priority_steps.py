@@ -62,7 +62,7 @@ def test_switched_on_while_messages_wait(
 
 
 def test_switched_off_while_messages_are_delayed(connect: Connect, sep: dict[str, Any]) -> None:
-    """Whoever makes a message ready puts it into a list that it reads."""
+    """A consumer that makes a message ready puts it into a list that it reads itself."""
     new, old = connect(**TEN, **sep), connect(**sep)
     publish(new, SHUFFLED, seconds=0.3)
     wait_until_due(new, 10)

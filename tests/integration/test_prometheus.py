@@ -49,7 +49,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Page:
-    """What Prometheus has read."""
+    """A page as Prometheus reads it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -70,7 +70,7 @@ class Page:
 
     @property
     def names(self) -> set[str]:
-        """Of all metrics, also of those without a sample."""
+        """The names of all metrics, including those without a sample."""
         return set(re.findall(rf"^# TYPE ({PREFIX}\S+)", self.text, re.MULTILINE))
 
 
@@ -125,7 +125,7 @@ def test_worker(bench: Bench, pool: str) -> None:
 
 
 def test_children_of_a_pool(bench: Bench, tmp_path: Path) -> None:
-    """What they send is theirs: with a folder for all processes it is in their worker's page."""
+    """They count the tasks they send; a folder for all processes shows them on the worker's page."""
     directory = tmp_path / "metrics"
     directory.mkdir()
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(directory)}
@@ -204,7 +204,7 @@ def test_names_of_queues_are_no_ids(measured: CollectorRegistry, ending: str) ->
 
 
 def test_gauges(measured: CollectorRegistry, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A paused queue is told of as such, and so are queues that are left out."""
+    """They report paused queues and the number of queues that are left out."""
     delayed = bench.app.delayed
     registry = registry_of(delayed, lambda: ["celery", "mail", "sms"])
 

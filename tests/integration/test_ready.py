@@ -1,4 +1,4 @@
-"""What is ready is found, cancelled, changed and moved as what is delayed is."""
+"""Ready tasks are found, cancelled, changed and moved like delayed tasks."""
 
 from __future__ import annotations
 

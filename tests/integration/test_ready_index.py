@@ -1,4 +1,4 @@
-"""Ready messages are found by their ids at once, whatever has come or gone since."""
+"""Ready messages are found by their ids at once, even after others have come or gone."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_many_ids_that_others_have_moved(store: Store) -> None:
     publish(store, *names(0, 100))
     assert found(index, store, "m0") == ["m0"]
     pages = [each for page in ReadyLists(store, "q").pages() for each in page]
-    ReadyLists(store, "q").withdraw(pages[20:60])  # this index does not hear of it
+    ReadyLists(store, "q").withdraw(pages[20:60])  # the index is not informed
     asked = ["m0", "m10", "m30", "m50", "m80", "m99"]
     assert {id for _, id in index.find_all(store, {"q": asked})[0]} == {*asked} - {"m50"}
 

@@ -45,7 +45,7 @@ def url_of(port: int | None) -> str:
 
 @dataclass
 class Scene:
-    """What a disturbance may reach; the worker's connections go through the proxy."""
+    """The parts that a fault may affect; the worker's connections go through the proxy."""
 
     server: Server
     proxy: Proxy
@@ -288,7 +288,7 @@ def test_basic_get_whose_answer_was_lost(own_server: Server, proxy: Proxy) -> No
 def test_basic_get_whose_answer_was_lost_beside_a_consumer(
     own_server: Server, proxy: Proxy
 ) -> None:
-    """What is found again belongs to no consumer of the channel: it must not go to one."""
+    """A recovered message belongs to no consumer of the channel and must not go to one."""
     options = {"socket_timeout": 0.3}
     with Connection(f"delayed+{url_of(proxy.port)}", transport_options=options) as connection:
         channel = connection.default_channel
@@ -351,7 +351,7 @@ def test_drain_events_whose_answer_was_lost(
 def test_a_publish_that_is_sent_again(
     own_server: Server, proxy: Proxy, delay_ms: int | None
 ) -> None:
-    """At least once: a delayed message is kept once all the same."""
+    """Publishing is at least once, but a delayed message is still kept only once."""
     options = {"socket_timeout": 0.3}
     with Connection(f"delayed+{url_of(proxy.port)}", transport_options=options) as connection:
         channel = connection.default_channel

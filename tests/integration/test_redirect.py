@@ -163,7 +163,7 @@ def test_tasks_of_the_other_queue_are_not_counted(
 def test_what_is_changed_meanwhile_stays_as_it_was_changed(
     filled: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tasks were read before: what was read is not sent in place of what is there now."""
+    """The tasks were read before: the old copies do not replace the current messages."""
     hold = Redirect._hold
 
     def change_first(self: Redirect, *args: Any) -> Any:

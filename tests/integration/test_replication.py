@@ -96,7 +96,7 @@ def test_who_waits_is_told(
 def test_a_delayed_message_that_is_sent_again_is_kept_once(
     verb: str, client: redis.Redis, replica: Server
 ) -> None:
-    """Who sends it again, over another connection, waits for what was stored before."""
+    """The second send, over another connection, waits for replication of the stored message."""
     with replica.standing_still():
         for _ in range(2):
             with pytest.raises(NotReplicated):
@@ -162,7 +162,7 @@ def test_a_batch(connect: Connect, replica: Server) -> None:
     assert producer.channel.store.size("mail").ready == 6
 
 
-# What a replica that becomes the master has not heard of.
+# Writes that have not reached the replica that becomes the master.
 
 
 def test_an_ack_that_was_undone_is_sent_again(connect: Connect, client: redis.Redis) -> None:

@@ -1,4 +1,4 @@
-"""Retry strategies: uncaught errors, self.retry, autoretry_for, and what is left at the end."""
+"""Retry strategies: uncaught errors, self.retry, autoretry_for, and the last failure."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_self_retry(app: Celery) -> None:
     assert len(letter.failures) == 3
     assert "KeyError" in letter.letter.reason
 
-    # Who says when is obeyed.
+    # Explicit arguments of a retry take precedence.
     result = asks.delay(countdown=3000)
     assert run_next(app) == states.RETRY
     assert app.delayed.get(result.id).remaining > timedelta(seconds=2900)
@@ -401,7 +401,7 @@ def overran(bench: Bench, id: str) -> bool:
 def test_a_timeout_is_the_worker_s_time_limit(bench: Bench) -> None:
     with bench.worker(module="tests.kit.policies_app", pool="prefork"):
         bench.wait_for_answers()
-        # What a worker tells of its broker has policies in it.
+        # A worker's report on its broker includes policies.
         (stats,) = (bench.app.control.inspect(timeout=5).stats() or {}).values()
         options = stats["broker"]["transport_options"]
         assert options["delayed_policies"]["celery"] == [{"Timeout": {"after": "4s"}}]

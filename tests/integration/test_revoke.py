@@ -1,4 +1,4 @@
-"""A task that is revoked while it is delayed never runs, whoever was running at that time."""
+"""A task that is revoked while delayed never runs, no matter who was running at that time."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_part_of_a_chord(
 
 @pytest.mark.parametrize("by", ["", "group_id", "root_id"])
 def test_a_group(bench: Bench, by: str) -> None:
-    """The root of a group that is sent by itself is each part's own."""
+    """In a group that is sent on its own, each part is its own root."""
     parts = [bench.signature("record", n) for n in range(5)]
     result: GroupResult = group(parts, app=bench.app).apply_async()
     bench.send("other")
@@ -237,7 +237,7 @@ def test_a_group(bench: Bench, by: str) -> None:
 
 
 def test_cancel_a_chain_by_its_root(bench: Bench) -> None:
-    """What has run was its root; the step that waits now is what is cancelled."""
+    """The first step has run and was the root; the step that waits now is cancelled."""
     steps = [bench.signature("record", 1, countdown=0), bench.signature("record")]
     steps.append(bench.signature("record", countdown=0))
     result = chain(*steps, app=bench.app).apply_async()

@@ -103,7 +103,7 @@ def test_the_other_version_takes_over(
     tmp_path: Path,
     dies: str,
 ) -> None:
-    """What a killed worker had executed begins once more; all else runs once."""
+    """Tasks that the killed worker had started may begin again; all others run once."""
     workers = start(previous, settings, tmp_path, pool="solo")
     victim, survivor = workers if dies == "old" else reversed(workers)
     with ExitStack() as stack:
@@ -154,7 +154,7 @@ def test_a_fleet_is_replaced(
     tmp_path: Path,
     first: str,
 ) -> None:
-    """What one version was sent and has claimed is run by the other; also on the way back."""
+    """Each version runs messages that the other was sent and has claimed."""
     old, new = start(previous, settings, tmp_path, pool="solo")
     leaves, stays = (old, new) if first == "old" else (new, old)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""`delayed+sentinel://`: work goes on with the next master, and nothing is lost."""
+"""`delayed+sentinel://`: work continues with the next master, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def settings(group: Group, ledger: Ledger, **options: Any) -> Settings:
 def test_the_master_is_killed_under_load(
     group: Group, ledger: Ledger, tmp_path: Path, pool: str
 ) -> None:
-    """The worker goes on without a restart, and so does it when the old master comes back."""
+    """The worker continues without a restart, even when the old master comes back."""
     setup = settings(group, ledger)
     worker = Worker(setup, tmp_path, pool=pool, concurrency=2)
     with worker, make_app(setup) as app, Producers(sender(app)) as producers:

@@ -204,7 +204,7 @@ def test_a_queue_with_limits_is_not_spread_by_another_process(
 
 
 def test_tenants_have_turns_in_all_shards(connect: Connect) -> None:
-    """Whatever each of them has waiting; and as many as their weights say."""
+    """Turns follow the weights, no matter how much each tenant has waiting."""
     fair = {"delayed_policies": {"mail": [Fair(weights={"light": 2})]}}
     connection = connect(**fair, delayed_shards={"mail": 12})
     waiting = {"flood": 1_500, "some": 500, "light": 600}
@@ -423,7 +423,7 @@ def test_workers(server: Server, ledger: Ledger, tmp_path: Path) -> None:
 def test_messages_in_shards_that_the_server_has_forgotten(
     tasks: Tasks, client: redis.Redis
 ) -> None:
-    """Who lists the queues finds them, and tells all others."""
+    """A process that lists the queues finds them and informs all others."""
     tasks(4, 12)
     client.delete("kombu-delayed-shards")
     assert tasks(1).counts("mail")["mail"].delayed < 12

@@ -43,7 +43,7 @@ UNHEARD = "tests.kit.unheard_app"
 
 @dataclass
 class Bench:
-    """A server of one test's own, and what runs on it."""
+    """The server of one test, with its workers."""
 
     server: Server
     ledger: Ledger
@@ -71,12 +71,12 @@ class Bench:
 
     @property
     def queued(self) -> list[str]:
-        """The ids of what is ready, the head of the queue first."""
+        """The ids of the ready tasks, the head of the queue first."""
         texts = self.client.lrange("celery", 0, -1)
         return [json.loads(text)["headers"]["id"] for text in reversed(texts)]
 
     def wait_for_active(self, count: int) -> None:
-        """Celery cancels only what it knows to be active, and hears of that after it has begun."""
+        """Celery cancels only tasks it knows to be active, and learns that after they begin."""
 
         def active() -> int:
             found = self.app.control.inspect(timeout=1).active() or {}
@@ -207,7 +207,7 @@ def test_cold_shutdown_waits_for_threads(bench: Bench, how: str) -> None:
     assert [bench.phases(id) for id in begun] == [["start", "end"]] * 2
     assert bench.queued == [id for id in ids if id not in begun]
     assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
-    # The signal's handler would break off whatever the event loop is at, such as an ack.
+    # An error of the signal's handler would interrupt the event loop, for example in an ack.
     assert "NotImplementedError" not in worker.log
 
 
@@ -243,7 +243,7 @@ def test_a_signal_handler_cancels_while_a_message_is_handed_over(
 def test_an_error_of_a_signal_handler_is_no_attempt(
     connection: Connection, client: redis.Redis
 ) -> None:
-    """What has begun may go on in a thread: it failed only if its program has raised."""
+    """A task that has begun may continue in a thread: it failed only if its own code raised."""
     inbox = Inbox(connection, MAIL, ack=False)
     channel = inbox.consumer.channel
 
@@ -614,12 +614,12 @@ def test_a_worker_runs_what_it_holds_when_the_server_has_lost_its_data(
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "python, extended"])
 def test_a_worker_that_was_stopped_beyond_its_lease(bench: Bench, pool: str) -> None:
-    """What it ran may run twice; what it had not started runs once, elsewhere."""
+    """Tasks that it ran may run twice; those it had not started run once, elsewhere."""
     setup = bench.settings(LEASE_SECONDS)
     command = COMMANDS.get(pool)
     frozen = bench.worker(setup, pool=pool, concurrency=2, command=command)
     ids = bench.load(frozen, 1.5, 8)
-    bench.ledger.wait_for(2)  # what a process was given it begins, whatever has come between
+    bench.ledger.wait_for(2)  # a process begins every task it was given
     os.killpg(frozen.pid, signal.SIGSTOP)
     begun = set(bench.ledger.ids())
     with bench.worker(setup, "heir", pool="threads", concurrency=9) as heir:

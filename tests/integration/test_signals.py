@@ -73,7 +73,7 @@ def test_scheduled_parts(canvas: Callable[..., Any], count: int, bench: Bench) -
 
 
 def send_unique(bench: Bench, conflict: str, *sent: tuple[str, str]) -> dict[str, list[Any]]:
-    """What is told when tasks with one key are sent, each with its id and ETA."""
+    """Send tasks with one key, each with its id and ETA; return the signals."""
     with (
         heard(task_scheduled) as scheduled,
         heard(task_cancelled) as cancelled,

@@ -28,7 +28,7 @@ def message_of(server: Server, client: redis.Redis, payload: int) -> tuple[str, 
 
 
 def memory_of_data(client: redis.Redis) -> int:
-    """Without connections, whose buffers shrink by and by, and what was left to be freed."""
+    """Excludes memory still to be freed, and connections, whose buffers shrink slowly."""
 
     def found() -> dict[str, Any]:
         return client.info("memory")  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Servers that answer, but not with what was asked: full, read-only, loading, busy."""
+"""Servers that answer, but only with errors: full, read-only, loading, busy."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_worker_that_starts_meanwhile(
     worker = Worker(setup, tmp_path, pool="threads")
     with state(own_server):
         worker.start(wait=False)
-        if state is not loading:  # it ends by itself
+        if state is not loading:  # loading ends on its own
             worker.wait_for_log("Trying again")
     worker.wait_until_ready()
     ledger.wait_for_all(ids)

@@ -1,4 +1,4 @@
-"""Where a task is: its message comes first, whatever was recorded under its id before."""
+"""Where a task is: its message takes precedence over older records under its id."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.thorough
 
 ROOT = Path(__file__).parents[2]
 
-#: Celery, Kombu and the standard library have branches of their own for such systems: they are
-#: imported first, and what is hidden then is missing for this package alone.
+#: Celery, Kombu and the standard library have their own branches for such systems. They are
+#: imported first, so the hidden modules are missing for this package alone.
 HIDDEN = """
 import asyncio, os, selectors, signal, sys
 import billiard.pool, celery.bin.celery, celery.concurrency.asynpool, celery.contrib.testing.worker
