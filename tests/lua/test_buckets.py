@@ -106,7 +106,7 @@ def test_beside_workers_that_know_no_buckets(store: Store, client: redis.Redis) 
 
 
 def test_producers_that_know_no_buckets(store: Store, client: redis.Redis) -> None:
-    """What they put where all messages used to be is found like any other message."""
+    """Messages they store in the old place for all messages are found like any other."""
     store.schedule("q", entries(500))
     store.bucket_bytes = 0
     client.set("was", client.get(f"{KEY}:buckets") or b"")

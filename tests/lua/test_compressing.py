@@ -32,7 +32,7 @@ from tests.kit.task_texts import ID, TASKS, damaged, task
 from tests.kit.wait import wait_until
 
 DICTIONARIES = "{q}:dictionaries"
-#: Scripts could not read these in front of what is compressed; it is packed.
+#: Packed instead, as scripts could not read these in front of compressed data.
 NOT_COMPRESSED = {"a name to be escaped"}
 
 
@@ -95,7 +95,7 @@ def test_it_waits_at_a_gate(store: Store, text: str) -> None:
 
 
 def test_copies_with_one_id(store: Store, client: redis.Redis, text: str) -> None:
-    """Whatever form each has, and however its sender is called now."""
+    """They are recognized in any form, even under another name of their sender."""
     again = text.replace("gen7@web-1", "gen8@web-2").replace(
         '"delivery_tag": "', '"delivery_tag": "1'
     )
@@ -472,7 +472,7 @@ def test_a_better_one_is_taken_after_a_while(
     assert client.hget(DICTIONARIES, "count") == b"2"
 
 
-# What cannot be read.
+# Messages that cannot be read.
 
 
 def test_without_the_extra_a_reader_says_what_to_install(
@@ -508,7 +508,7 @@ def test_damaged_messages_are_shown_as_they_are(store: Store, client: redis.Redi
 
 
 def test_random_changes_are_kept(store: Store) -> None:
-    """Whatever is missing, doubled, or in another order."""
+    """Parts may be missing, doubled or in another order."""
     dice = random.Random(7)
     for n in range(300):
         text = damaged(dice, f"id-{n}")

@@ -1,4 +1,4 @@
-"""What a person does to the backlog: cancel, reschedule, page, forecast."""
+"""Operations of a person on the backlog: cancel, reschedule, page, forecast."""
 
 from __future__ import annotations
 

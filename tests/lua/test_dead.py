@@ -137,7 +137,7 @@ def left(client: redis.Redis) -> list[str]:
 
 
 def test_pages_behind_a_place(store: Store, client: redis.Redis) -> None:
-    """What the place stands for may have gone."""
+    """The letter that a place stands for may be gone."""
     order = [(1000, "b"), (1001, "Z"), (1001, "c"), (1001, "d"), (1002, "a")]
     buried_before(client, {id: at_ms for at_ms, id in order})
     assert store.dead.page("q") == order
@@ -205,7 +205,7 @@ def test_the_aged_go(now: str, kept: str, store: Store, client: redis.Redis) -> 
     ],
 )
 def test_bounded_work(limits: Limits, kept: list[int], store: Store, client: redis.Redis) -> None:
-    """A thousand go at once, for either reason, and whoever is buried next drops the others."""
+    """A burial drops at most a thousand, for either reason; the next burials drop the others."""
     store.limits = limits
     store.now = "1000000"  # the keys themselves expire by the server's clock
     buried_before(client, {f"{n:04}": 100 + n // 100 for n in range(2500)})

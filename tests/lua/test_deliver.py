@@ -24,7 +24,7 @@ NOW_TOKEN = {"{q}:wake": {"now": 0}}
 def test_the_last_one_that_was_delayed_takes_its_token_along(
     store: Store, client: redis.Redis
 ) -> None:
-    """Nobody has taken it before: it would wake somebody in vain, and stay in an empty queue."""
+    """The token was not taken yet: it would wake a consumer in vain and stay in an empty queue."""
     store.schedule("q", [entry("x", 2000)])
     assert state(client)["{q}:wake"] == {"due": 2000}
     store.now = "3000"
@@ -212,7 +212,7 @@ def test_promise(
 ) -> None:
     """A claims from a queue whose next message is due at 2000; who has promised is told so.
 
-    Who passes the promise on looks after it: whoever took the token may be dead by then.
+    A consumer that passes the promise on checks later: the one that took the token may be dead.
     """
     store.schedule("q", [entry("d", 2000)])
     client.delete("{q}:wake")

@@ -1,4 +1,4 @@
-"""What each move tells in the stream of lifecycle events."""
+"""The events that each move writes to the stream of lifecycle events."""
 
 from __future__ import annotations
 

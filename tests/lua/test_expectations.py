@@ -1,4 +1,4 @@
-"""What is expected, its answers and its end, in one queue."""
+"""Expectations, their answers and their ends, in one queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with no memory left: nothing new gets in, and whatever is in can get out."""
+"""A server with no memory left: nothing new gets in, and everything inside can get out."""
 
 from __future__ import annotations
 

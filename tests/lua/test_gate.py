@@ -321,7 +321,7 @@ def test_doctor_puts_in_line_what_is_in_none(
     claim(store)
     spoil(client)
     assert faults(store) == {"stuck": 2}
-    assert faults(store, fix=True)["stuck"] >= 1  # what is in the same line is right then
+    assert faults(store, fix=True)["stuck"] >= 1  # this may correct others in the same line
     assert faults(store) == {}
     free(store, 1)
     assert taken(store, gate=NO_LIMITS, tag=2) == "bc"

@@ -1,4 +1,4 @@
-"""What is told of messages that begin to wait at a gate."""
+"""The events of messages that begin to wait at a gate."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ NOW_TOKEN = {"{q}:wake": {"now": 0}}
 
 
 def reclaim_once(store: Store) -> list[int]:
-    """One call, where the store goes on until nothing is left; returns how many went and stay."""
+    """Make one call, where the store repeats until none is left; returns how many went and stay."""
     found: list[int] = store.ask("reclaim", "q", "A", limit=CALL_LIMIT, ended_ms="")
     return found
 
@@ -314,7 +314,7 @@ def test_much_goes_back_in_order_and_is_never_sorted_in_one_call(
     assert ending(much) in (MUCH, None)
     counts = {name: each["calls"] for name, each in client.info("commandstats").items()}
     assert counts["cmdstat_hscan"] >= 3
-    # What is left in the end is sorted at one go, and that is no more than a call sorts.
+    # The rest is sorted in one go, which is no more than a call sorts.
     assert counts.get("cmdstat_hkeys", 0) <= 1 + 1000 // 250
     assert state(client) == {**NOW_TOKEN, "q": [*ALL, "last"]}
 
@@ -323,7 +323,7 @@ def test_much_goes_back_in_order_and_is_never_sorted_in_one_call(
 def test_killed_half_way(
     gave_back: int | None, ending: Ending, much: Store, client: redis.Redis
 ) -> None:
-    """Who reclaims dies while it sorts, or later; another one sorts anew."""
+    """The reclaiming consumer dies while it sorts, or later; another one sorts anew."""
     if gave_back is None:
         sort_held(much)
     else:
@@ -349,7 +349,7 @@ def test_two_reclaim_at_once(much: Store, client: redis.Redis) -> None:
 def test_consumer_that_wakes_up_in_the_middle(
     acked: int, ending: Ending, much: Store, client: redis.Redis
 ) -> None:
-    """It is told, can claim nothing more, and what it has finished meanwhile is not delivered."""
+    """It is informed and can claim nothing more; tasks it finished meanwhile are not delivered."""
     seed(client, {"{q}:consumers": {"A": 9, "B": 1e9}})
     all_sorted(much)
     reclaim_once(much)

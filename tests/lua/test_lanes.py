@@ -1,4 +1,4 @@
-"""Who waits at a gate, and what is in use there, as it is read."""
+"""Reading which messages wait at a gate and how many slots are in use."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_an_id_is_forgotten_for_another_request_only(store: Store, client: redis
 def test_one_of_older_code_lasts_when_it_is_written_to(
     move: Callable[[Store], None], store: Store, client: redis.Redis
 ) -> None:
-    """And one that older code has written to again goes by itself, not when it is past."""
+    """One that older code has written to again is left to its expiry, not dropped when past."""
     client.hset("{q}:job:j", "old", 1)
     for now in (1_000, 101_000):
         client.expire("{q}:job:j", 60)
@@ -190,7 +190,7 @@ def test_a_job_keeps_the_number_of_shards(store: Store, client: redis.Redis) -> 
 def test_a_large_one_is_in_slices(
     move: Callable[[Store], None], store: Store, client: redis.Redis
 ) -> None:
-    """Each is dropped by itself; ids in the job's own hash, as of older code, are known."""
+    """Each slice is dropped separately; ids in the job's own hash, as in older code, are known."""
     fill(client)
     slice = store.keys("q").job_slice("j", hashlib.sha1(b"a").hexdigest()[:3])
     schedule(store, "another")

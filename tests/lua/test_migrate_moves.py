@@ -41,7 +41,7 @@ def migrate(store: Store, source: str, rows: list[Row], **more: int) -> list[int
 
 
 def stock(**since: int) -> dict[str, Any]:
-    """What stock workers hold: tag -> when it was delivered, in seconds."""
+    """The messages that stock workers hold; `since` is tag -> delivery time in seconds."""
     unacked = {tag: json.dumps([json.loads(message(tag)), "", "q"]) for tag in since}
     return {"unacked": unacked, "unacked_index": since}
 
@@ -72,7 +72,7 @@ def test_from_unacked(
     store: Store,
     client: redis.Redis,
 ) -> None:
-    """What is due goes to the head of its list."""
+    """Due messages go to the head of their list."""
     seed(client, before)
     if counts[1]:
         seed(client, {"q": [C]})
@@ -107,7 +107,7 @@ def test_two_stock_messages_with_one_id(store: Store, client: redis.Redis) -> No
     assert state(client)["{q}:duplicates"] == {"id": "2"}
 
 
-# From a ready list. In `state` a list begins with what is delivered first, its right end; `start`
+# From a ready list. In `state` a list begins with its right end, which is delivered first; `start`
 # and `stop` count from the left.
 
 

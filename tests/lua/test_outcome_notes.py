@@ -68,7 +68,7 @@ def test_many_successes_push_out_the_oldest_and_nothing_else(
     for start in range(0, 3000, 500):
         note(store, *((str(number), "+") for number in range(start, start + 500)))
     kept = [number for number in range(3000) if known(store, str(number))]
-    assert KEPT.limit <= len(kept) <= 2 * KEPT.limit + 500  # a call is bounded by itself
+    assert KEPT.limit <= len(kept) <= 2 * KEPT.limit + 500  # each call has a bound of its own
     assert kept[-1] == 2999
     assert known(store, "first") is None
     assert all(known(store, id) for id in ("runs", "failed", "mended"))

@@ -196,7 +196,7 @@ def test_what_is_missing_stays_missing(store: Store, cut: str) -> None:
 
 
 def test_random_changes_are_kept(store: Store) -> None:
-    """Whatever is missing, doubled, or in another order."""
+    """Parts may be missing, doubled or in another order."""
     dice = random.Random(7)
     for n in range(300):
         text = damaged(dice, f"id-{n}")

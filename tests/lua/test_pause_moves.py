@@ -91,7 +91,7 @@ def test_who_has_paused_it(store: Store, client: redis.Redis) -> None:
     assert store.pauses.of("q") is None
     store.pauses.pause("q", "ann", "one")
     store.now = "2000"
-    store.pauses.pause("q", "bob", "two {1} %d 7", 500)  # replaces it, and goes on
+    store.pauses.pause("q", "bob", "two {1} %d 7", 500)  # replaces the note; the pause continues
     assert store.pauses.of("q") == (1000, 2500, "bob", "two {1} %d 7")
     store.now = "2400"
     assert client.pttl("{q}:paused") == -1

@@ -60,7 +60,7 @@ def test_size(store: Store, client: redis.Redis) -> None:
     assert state(client) == before
 
 
-#: What a purge leaves.
+#: The keys that a purge leaves.
 LEFT: dict[str, Any] = {
     "{q}:unacked:A": {"1": "0" + D},
     "{q}:dead": {"d": 5},
@@ -118,7 +118,7 @@ def test_announce(
         assert state(client) == {**before, **({"{q}:wake": wake} if wake else {})}
 
 
-#: What puts a message with a due time into the backlog, which may be earlier than all others.
+#: Moves that put a message into the backlog; its due time may be earlier than all others.
 MOVES: dict[str, Callable[[Store, int], object]] = {
     "schedule": lambda s, due_ms: s.schedule("q", [entry("a", due_ms)]),
     "restore": lambda s, due_ms: restore(s, [("a", kept(A, due_ms))]),
@@ -155,7 +155,7 @@ def test_token_is_never_put_off(store: Store, client: redis.Redis) -> None:
 def test_announced_due_time_is_one_that_another_consumer_is_told(
     store: Store, client: redis.Redis
 ) -> None:
-    """Who announces is about to stop: a promise of his must not keep others from claiming."""
+    """The announcing consumer is about to stop: its promise must not keep others from claiming."""
     store.schedule("q", [entry("a", 5000)])
     deliver(store, "A")
     store.claimable.announce("q")

@@ -1,4 +1,4 @@
-"""What a person does to ready messages: read, withdraw, amend."""
+"""Operations of a person on ready messages: read, withdraw, amend."""
 
 from __future__ import annotations
 

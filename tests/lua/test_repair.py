@@ -1,4 +1,4 @@
-"""What the doctor finds in a backlog that contradicts itself, and how it puts it right."""
+"""The doctor finds and repairs faults in a backlog that contradicts itself."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_server(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is logged, or is not, makes no difference: neither the level nor other connections."""
+    """Neither the log level nor the logs of other connections make a difference."""
     caplog.set_level(level, "kombu_delayed")
     known = replace(inspect(store.client), persistent=True)
 

@@ -1,4 +1,4 @@
-"""What a backup has, put back: each message once, whatever became of it meanwhile."""
+"""Restores put each message of a backup back once, even if it was used meanwhile."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_restore(
     store: Store,
     client: redis.Redis,
 ) -> None:
-    """What is restored gets the names that are `added`; what was there stays as it is."""
+    """Restored messages get the names in `added`; existing messages stay as they are."""
     store.schedule("q", before)
     after = records_of(client)
     new = [*records.values()][len(records) - len(added) :]
@@ -126,7 +126,7 @@ def test_what_is_restored_is_told_once(store: Store, client: redis.Redis) -> Non
 def test_restored_dead_letters_last_until_a_burial(
     times: int, store: Store, client: redis.Redis
 ) -> None:
-    """Also those that are older: whoever restores them looks for them."""
+    """Even letters past their age stay: the operator who restores them looks for them."""
     store.limits, store.now = Limits(dead_seconds=60), "100000"
     for restored in (1, 0)[:times]:
         row = ("a", 700, "0" + A, note("r", at_ms=700))

@@ -1,4 +1,4 @@
-"""Numbers of limits that were set at run time: they hold for whoever claims, and for what waits."""
+"""Limits whose numbers are set at run time apply to all consumers and to waiting messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_rate(override: Override, then: int, later: int, waiting: Store) -> None
 
 
 def test_damaged(waiting: Store) -> None:
-    """What somebody has written by hand changes nothing."""
+    """Invalid values written by hand change nothing."""
     waiting.run("HSET", waiting.keys("q").overrides, "all", "many", "none", "1 2")
     assert taken(waiting, SLOTS, 1) == 2
     assert waiting.overrides.of("q") == {}

@@ -1,4 +1,4 @@
-"""What a consumer does with slots of global limits when calls get lost, or its loop is stuck."""
+"""How a consumer handles slots of global limits when calls get lost or its loop is stuck."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_messages_that_need_no_slot_pass_those_that_do(bench: Any) -> None:
 
 
 def test_shards_use_the_slots_of_their_queue(bench: Any) -> None:
-    """What was taken for one and not needed there, another one has at once."""
+    """A slot taken for one shard and not needed there is available to another at once."""
     b = bench(2)
     store: Store = b.lossy.store
     for n in range(2):

@@ -13,7 +13,7 @@ from tests.kit.state import message
 
 pytestmark = pytest.mark.usefixtures("no_keeper")
 
-#: What a store is told: ("ack", tags, freed) and ("free", tags).
+#: The calls that a store receives: ("ack", tags, freed) and ("free", tags).
 Told = list[tuple[Any, ...]]
 
 

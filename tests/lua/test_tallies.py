@@ -1,4 +1,4 @@
-"""What workers count of tasks, by slots of time: as the counts say, whatever is sent twice."""
+"""Workers' counts of tasks by time slot, which stay correct if a count is sent twice."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_it_is_not_held_for_ever(store: Store, client: redis.Redis) -> None:
     assert send(store, "b", 10**12) == ("refused", "a")
     store.now = str(2000 + 30 * DAY_MS + 59_999)
     assert send(store, "b", 10**12) == ("stored", "")
-    store.now = str(10**12 - 1)  # it was rescheduled, say: what is delayed has it still
+    store.now = str(10**12 - 1)  # e.g. rescheduled: a delayed task still has the key
     client.zadd("{q}:unique-until", {'k"': 1})
     store.schedule_unique("q", task("x", 10**12 + 1), "other", "refuse")
     assert state(client)["{q}:unique-until"] == {'k"': 10**12 + 30 * DAY_MS}

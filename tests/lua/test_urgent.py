@@ -1,4 +1,4 @@
-"""What is urgent does not wait until all that was due before it has become ready."""
+"""Urgent messages do not wait until all messages due before them are ready."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def with_ticket(name: str) -> str:
 
 @pytest.mark.parametrize("ticket", [message, with_ticket], ids=["no ticket", "ticket"])
 def test_at_a_gate(store: Store, client: redis.Redis, ticket: Callable[[str], str]) -> None:
-    """One from the midst of what is overdue, which is brought from both ends."""
+    """An urgent message from the middle of the overdue ones, which are promoted from both ends."""
     low = [Entry(f"9.{n}", 9, ticket(f"9.{n}"), str(2000 + n)) for n in range(MANY)]
     store.schedule("q", [*low, Entry("urgent", 0, ticket("urgent"), str(3000))])
     store.now = "9000"
