@@ -1,4 +1,4 @@
-"""What captures a message shares its channel with other threads."""
+"""Capturing a message on a channel that other threads share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a warm shutdown meets in a pool of processes."""
+"""Cases that a warm shutdown meets in a pool of processes."""
 
 from __future__ import annotations
 

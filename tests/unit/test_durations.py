@@ -1,4 +1,4 @@
-"""Lengths of time, rates and sizes: one grammar, whoever asks."""
+"""Lengths of time, rates and sizes: one grammar for all callers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def by_http(text: str) -> float:
     return span_of(text).total_seconds()
 
 
-#: Who takes a length of time, and the error of each.
+#: The callers that take a length of time, and the error of each.
 LENGTH_TAKERS = {
     "policy": (lambda text: Timeout(text).after_ms / 1000, PolicyError),
     "cli": (lambda text: SPAN.convert(text, None, None).total_seconds(), click.BadParameter),

@@ -1,4 +1,4 @@
-"""What a thread locks while its process is forked is free in the child."""
+"""A lock that a thread holds while its process forks is free in the child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a task in the order in which they happened, whatever workers wrote when."""
+"""The steps of a task in the order in which they happened, however late workers wrote them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from celery_ext.tasks.history import NESTING, TaskHistory
 from kombu_delayed.store.outcomes.records import Known
 
-#: What Celery says of a task that has called `replace`.
+#: The fields that Celery reports for a task that has called `replace`.
 REPLACED = {"why": "ignored", "message": "Replaced by new task"}
 CANCELLED = {"why": "cancelled"}
 

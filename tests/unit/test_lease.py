@@ -346,7 +346,7 @@ def test_what_is_taken_has_a_short_lease_at_once(world: World) -> None:
 
 
 def test_a_claim_whose_answer_was_lost_shortens_its_lease(world: World) -> None:
-    """What is believed here may be more than the server has: the look finds out."""
+    """The keeper may assume a longer lease than the server has: its next look finds out."""
     queues = [f"q{n}" for n in range(200)]
     lease, other = world.consumer(*queues, holds=False), world.consumer("q7")
     world.run(2 * SECONDS)

@@ -101,7 +101,7 @@ def test_message_id(headers: Any, properties: Any, id: str) -> None:
     assert message_id({"headers": headers, "properties": properties}) == id
 
 
-# What Celery sees of a message that has waited.
+# The headers that Celery sees after a message has waited.
 
 
 def waited() -> WaitedHeaders:

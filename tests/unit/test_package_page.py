@@ -1,4 +1,4 @@
-"""What a package index shows: `hatch_build.py` makes links absolute once the address is known."""
+"""The page on a package index: `hatch_build.py` makes links absolute if the address is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is public: the page, `__all__`, and what the guides and the examples import are the same."""
+"""Public names: the page, `__all__`, and the imports of guides and examples agree."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_a_look_for_answers_does_not_wait_for_the_rest_of_one(
 def test_a_look_with_nothing_on_its_way_leaves_a_closed_connection_alone(
     ends: tuple[Any, socket.socket],
 ) -> None:
-    """Whoever sends next finds out; on a Cluster to open another one raises."""
+    """The next send finds out; on a Cluster, opening another connection raises."""
     connection, server = ends
     pool = redis.ConnectionPool()
     pool.get_connection = lambda *given: connection  # type: ignore[method-assign]

@@ -71,7 +71,7 @@ def test_every_script_names_all_it_takes(name: str) -> None:
     assert [each for each in used if script(name).source.count(each) < 2] == []
 
 
-#: Of these no key exists, whatever is in a queue: they are prefixes of keys, or there is none.
+#: No key with these names ever exists: they are prefixes of keys, or stand for no key.
 NEVER_THERE = {"delayed", "gate", "outcomes", "absent"}
 
 
@@ -79,7 +79,7 @@ NEVER_THERE = {"delayed", "gate", "outcomes", "absent"}
 def test_a_script_with_keys_that_it_does_not_name_is_refused_while_a_slot_moves(name: str) -> None:
     """A node refuses it for good reasons only where it names several keys, and one is not there.
 
-    Else it would begin, and fail with what it does not find.
+    Otherwise it would begin, and fail on the data that it does not find.
     """
     keys = script(name).keys
     text = re.sub("--.*", "", script(name).source)
@@ -126,7 +126,7 @@ def test_other_errors_are_not_answered_with_eval() -> None:
 def test_a_package_that_is_replaced_while_its_programs_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go on with the scripts that they know how to call."""
+    """They continue with the scripts that they know how to call."""
     known = script("publish").sha
     shutil.copytree(str(LUA), tmp_path / "lua")
     monkeypatch.setattr(scripts, "files", lambda package: tmp_path)

@@ -1,4 +1,4 @@
-"""What a process makes of what the Sentinels publish."""
+"""How a process handles the events that Sentinels publish."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_sentinel_that_is_behind_is_asked(watch: MasterWatch, follower: Follow
 
 
 def test_what_is_heard_when_it_is_over_holds_nobody(watch: MasterWatch) -> None:
-    """As where a greenlet has not yielded: whoever asked meanwhile knows the new master."""
+    """For example after a greenlet has not yielded: other callers know the new master by now."""
     watch.found(NEW, 2)
     news = [(event, MASTER) for event in _BEFORE]
     for event, text in [*news, ("+promoted-slave", PROMOTED), ("+switch-master", SWITCHED)]:
@@ -162,7 +162,7 @@ def test_what_is_heard_when_it_is_over_holds_nobody(watch: MasterWatch) -> None:
 
 
 def test_who_comes_before_a_promotion_waits_for_it(watch: MasterWatch) -> None:
-    """What it sent to the old master would be lost."""
+    """Anything it sent to the old master would be lost."""
     watch._compare(OTHER, Client(OLD, 1))  # type: ignore[arg-type]
     assert not watch.is_held
     watch._compare(LEADER, Client(OLD, 1, LEADING))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a consumer takes for the server's time."""
+"""How a consumer estimates the server's time."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_commands_are_packed_as_redis_py_does(command: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("error", [TypeError("no fileno()"), ValueError("Invalid file: None")])
 def test_a_connection_that_another_thread_closes_as_it_is_opened(error: Exception) -> None:
-    """What redis-py says then is no connection error, and nobody would try again."""
+    """The error of redis-py is no connection error, so no caller would retry."""
 
     class Pool(redis.ConnectionPool):
         def get_connection(self, *args: Any, **options: Any) -> Any:
@@ -169,7 +169,7 @@ def test_a_pool_that_is_emptied_before_an_answer_was_read(
 def test_a_pool_that_is_emptied_while_the_connection_is_looked_at(
     wire: Posting, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, is_posted: bool
 ) -> None:
-    """By another thread or greenlet: redis-py goes on with no socket."""
+    """Another thread or greenlet empties it: redis-py continues without a socket."""
     assert wire("ECHO", "before") == b"before"
     if is_posted:
         wire.send("emptied", "SET", "k", "x")
@@ -208,7 +208,7 @@ def test_many_commands_leave_a_server_that_is_not_ready(
 
 @pytest.fixture
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What is written to sockets, one entry for each time."""
+    """The data written to sockets, one entry for each write."""
     found: list[bytes] = []
     plain = Connection.send_packed_command
 
@@ -283,7 +283,7 @@ def test_what_interrupts_a_signal_handler_leaves_no_answer_for_others(
                 # The server answers when the next one has been sent.
                 connection("EVAL", "for i = 1, 3000000 do end return 'late'", 0)
         with monkeypatch.context() as patch:
-            # What has come by then would be noticed.
+            # Otherwise the late answer, if it has arrived, would be noticed.
             patch.setattr(Connection, "can_read", lambda *_, **__: False)
             assert connection("ECHO", "mine") == b"mine"
     pool.disconnect()

@@ -27,7 +27,7 @@ def run(store: Store) -> Any:
 
 
 def known(run: Any) -> dict[bytes, bytes]:
-    """What processes tell one another: queue -> number of shards."""
+    """The shard counts that processes share: queue -> number of shards."""
     return dict(pairs(run("HGETALL", shard_counts())))
 
 

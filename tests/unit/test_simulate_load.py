@@ -158,7 +158,7 @@ def test_windows_are_as_one(
     ],
 )
 def test_the_course_of_a_steady_load(hours: float, spread: str, delay: float) -> None:
-    """Little's law: what is delayed is the rate times the mean delay, however short the load."""
+    """Little's law: the delayed count is the rate times the mean delay, however short the load."""
     percentile = 3 * delay if spread == "lognormal" else None
     given = Arrivals(
         messages=400_000,

@@ -162,7 +162,7 @@ def test_a_connection_names_its_server(url: str, expected: tuple[Any, ...]) -> N
     ],
 )
 def test_the_transport_may_come_beside_a_plain_url(url: str, masked: str, transport: str) -> None:
-    """Everybody who asks for the URL gets it as it was given: many tools know `redis://` only."""
+    """Callers that ask for the URL get it as it was given: many tools know only `redis://`."""
     connection = Connection(url, transport=transport)
     assert isinstance(connection.transport, Transport)
     where = plain(address(connection))

@@ -42,7 +42,7 @@ def using(library: str) -> Iterator[None]:
 
 
 class Python:
-    """What a module asks of `sys`."""
+    """Stands in for the part of `sys` that a module reads."""
 
     def __init__(self, version_info: tuple[int, int]) -> None:
         self.version_info = version_info
