@@ -37,7 +37,7 @@ CI = settings(
 
 
 class World:
-    """Who asks, who answers, and workers that carry out what follows, a step at a time."""
+    """Askers, responders, and workers that carry out the consequences, one step at a time."""
 
     def __init__(self, store: Store) -> None:
         store.limits = Limits(max_deliveries=0)
@@ -151,7 +151,7 @@ class World:
                 assert {*self.sent[id]} == {text}, "an answer that was accepted is not lost"
 
 
-#: What a worker does, one after the other, unless it crashes.
+#: The steps of a worker in order, unless it crashes.
 WORK = (World.deliver, World.settle, World.send, World.ack, World.crash)
 
 names = st.sampled_from(["n", "m"])

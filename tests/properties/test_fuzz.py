@@ -23,7 +23,7 @@ from tests.kit.state import all_keys, promoted, returned
 
 Begin = Callable[[int], Store]
 
-#: What Redis returns whole, and sorted sets keep exactly.
+#: The largest number that Redis returns whole and sorted sets keep exactly.
 LONGEST_MS = 2**53
 
 SERVER = settings(

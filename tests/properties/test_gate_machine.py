@@ -32,8 +32,8 @@ from kombu_delayed.store.store import Entry, Store
 from tests.kit.claims import deliver, free
 from tests.kit.state import message
 
-#: The key of a rate expires by the server's own clock, which goes on while the model's stands
-#: still. The times are so long that none does.
+#: The key of a rate expires by the server's own clock, which runs while the model's stands still.
+#: These times are so long that no key expires.
 SECOND_MS = 1_000_000
 LEASE_MS = SECOND_MS
 CONSUMERS = ("A", "B", "C")
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         self.count = 0
         self.tickets: dict[str, Ticket] = {}
         self.tag = 0
-        #: Who holds which message under which tag, and which tags have slots.
+        #: The messages that each consumer holds, by tag, and the tags that have slots.
         self.held: dict[str, dict[int, str]] = {name: {} for name in CONSUMERS}
         self.slots: dict[str, dict[int, Ticket]] = {name: {} for name in CONSUMERS}
         self.leases: dict[str, int] = {}
@@ -225,7 +225,7 @@ class Machine(RuleBasedStateMachine):
             id = data.draw(st.sampled_from(sorted(self.tickets)))
             Backlog(self.store, "q").reschedule([Move(id, f"+{delay * SECOND_MS // 1000}")])
 
-    # What always holds.
+    # Invariants.
 
     def _in_use(self, *, critical: bool) -> Counter[str]:
         """The slots of all consumers' tasks, with or without those that pass a limit."""

@@ -38,7 +38,7 @@ CONFLICTS = ["refuse", "replace", "debounce", "retry"]
 
 @dataclass
 class Holder:
-    """Who has a unique key: its name in the backlog, and when it was due last."""
+    """The holder of a unique key: its name in the backlog and its last due time."""
 
     member: str
     due_ms: int
@@ -205,7 +205,7 @@ class KeyedMachine(StoreMachine):
     @precondition(lambda self: self.backlog_saved)
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
-        """What has gone since, and what is still there; to others it would be a second life."""
+        """Restores messages that are gone or still delayed; others would get a second life."""
         chosen = data.draw(st.lists(st.sampled_from(self.backlog_saved), unique_by=id, max_size=4))
         for saved in chosen:
             there, where = self.members(), self.whereabouts()
@@ -258,7 +258,7 @@ class KeyedMachine(StoreMachine):
             self.model.dead[name] = replace(letter, message=replace(saved.message))
             self.raised.add(body)
 
-    # What always holds.
+    # Invariants.
 
     @precondition(lambda self: self.bodies > 25)
     @rule()

@@ -60,7 +60,7 @@ delays = st.integers(1, 90) | st.sampled_from([10, 20, 20, 20, 30]) | st.integer
 
 @dataclass
 class Told:
-    """What a consumer has been told and has not dealt with."""
+    """News that a consumer has received and not acted on yet."""
 
     leased: bool = False
     now: bool = False
@@ -84,7 +84,7 @@ class Message:
 
 @dataclass
 class Buried:
-    """A dead letter: the message as it was held, and what is noted of it."""
+    """A dead letter: the message as it was held, and its note."""
 
     message: Message
     reason: str
@@ -240,7 +240,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=consumers)
     def work(self, name: str) -> None:
-        """What a consumer with much room does over and over."""
+        """One round of a consumer with much room."""
         self.take_tokens(name)
         self.deliver(name, 20, 250, True)
 
@@ -257,7 +257,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         earliest = self.model.earliest
         turn_is_over = bool(answer.records) and answer.consumers > 1
-        # Who passes the promise on comes later, to look after it.
+        # A consumer that passes the promise on comes later, to check on it.
         assert answer.next_due_ms in (0, earliest + 500 if turn_is_over else earliest)
         if earliest != math.inf:
             assert turn_is_over or not newcomer or answer.next_due_ms
@@ -300,9 +300,9 @@ class StoreMachine(RuleBasedStateMachine):
         )
 
     def promoted(self, promotions: int, records: list[str], has_urgent: bool) -> None:
-        """What has left the backlog: as many as allowed of the first due, behind what was ready.
+        """Promote in the model: the first due messages, up to a limit, behind those already ready.
 
-        With several priorities, half as many of the first due, and besides what is more urgent.
+        With several priorities, only half as many of the first due, plus more urgent messages.
         """
         due_count = sum((each.due_ms or 0) <= self.now_ms for each in self.model.delayed.values())
         left = self.server_delayed()
@@ -326,7 +326,7 @@ class StoreMachine(RuleBasedStateMachine):
             same_step.append(each)
 
     def taken(self, name: str, want: int, records: list[str]) -> None:
-        """What was handed out: the most urgent first, from the heads of the lists."""
+        """Hand out in the model: the most urgent first, from the heads of the lists."""
         in_order = [each for step in STEPS for each in self.model.ready[step]]
         assert [read(record)[0] for record in records] == [each.body for each in in_order[:want]]
         for each in in_order[:want]:
@@ -384,7 +384,7 @@ class StoreMachine(RuleBasedStateMachine):
         verb=st.sampled_from(["ack", "release", "count", "bury", "park", "recover"]),
     )
     def haunt(self, data: st.DataObject, verb: str) -> None:
-        """A consumer is done, once more or too late, with what it does not hold any more."""
+        """A consumer settles, again or too late, messages that it does not hold any more."""
         name = data.draw(st.sampled_from([n for n in CONSUMERS if self.past[n]]))
         past = sorted(self.past[name])
         tags = data.draw(st.lists(st.sampled_from(past), min_size=1, max_size=5, unique=True))
@@ -407,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(self.model.held[name] for name in self.model.leases))
     @rule(data=st.data())
     def haunt_who_reclaimed(self, data: st.DataObject) -> None:
-        """One sleeps through its lease, another gets its messages, and then both go on."""
+        """One sleeps through its lease, another gets its messages, and then both continue."""
         zombie = data.draw(
             st.sampled_from([n for n in CONSUMERS if n in self.model.leases and self.model.held[n]])
         )
@@ -447,7 +447,7 @@ class StoreMachine(RuleBasedStateMachine):
         for name in chosen:
             del self.model.dead[name]
 
-    # Who looks after the backlog.
+    # Operators.
 
     @property
     def backlog(self) -> Backlog:
@@ -480,7 +480,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.delayed) > 1)
     @rule(data=st.data())
     def cancel_members(self, data: st.DataObject) -> None:
-        """One of those that share an id, and what is not there."""
+        """Cancel some of the messages that share an id, and one that does not exist."""
         bodies = {
             member: json.loads(open_kept(record.encode()).message)["body"]
             for member, record in records(self.client).items()
@@ -600,7 +600,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.now_ms += by_ms
         self.store.now = str(self.now_ms)
 
-    # What always holds.
+    # Invariants.
 
     def server_delayed(self) -> dict[str, tuple[int, int]]:
         """Return body -> due time and step, of the backlog."""

@@ -40,7 +40,7 @@ def text(minute: int) -> str:
 
 
 class Model:
-    """Is it open in this minute? What the wall shows decides."""
+    """Decides by the clock on the wall whether a window is open in this minute."""
 
     def __init__(self, spans: list[tuple[int, int]], tz: str, days: set[int], without: set[date]):
         self.spans, self.tz, self.days, self.without = spans, ZoneInfo(tz), days, without
