@@ -113,7 +113,7 @@ def test_parameters_of_status() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/tasks/", "/openapi.json/", "/backlog/"])
 def test_a_slash_too_many_leads_nowhere_else(api: httpx.Client, path: str) -> None:
-    """A proxy may have ended TLS: the token would go on in the clear."""
+    """A proxy may have ended TLS: after a redirect the token would travel unencrypted."""
     for method in ("GET", "POST"):
         found = api.request(method, path)
         assert found.status_code == 404

@@ -171,7 +171,7 @@ def test_events(api: httpx.Client) -> None:
 def test_what_was_missed_of_all_queues_comes_in_order(
     api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stream that ends meanwhile goes on at the last id: all that was before it has come."""
+    """A stream that ends meanwhile resumes at the last id: all earlier events have arrived."""
     monkeypatch.setattr(streams, "PAGE_SIZE", 10)
     sent = [("quiet" if n in (23, 24) else "busy", f"t{n}") for n in range(33)]
     for queue, id in sent:
@@ -269,7 +269,7 @@ def test_exports_of_tenants(
 def test_a_broker_that_fails_meanwhile(
     filled: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last line tells where to go on."""
+    """The last line has the cursor to continue from."""
     page_of, calls = export.page_of, []
 
     def fail_later(*given: Any) -> dict[str, Any]:

@@ -27,7 +27,7 @@ ALLOWED = ["127.0.0.1:*", "localhost:*"]
 
 
 class Hanging:
-    """What does not answer before it is opened; counts who waits."""
+    """A handler that does not answer before its gate is opened; counts waiting requests."""
 
     def __init__(self) -> None:
         self.gate, self._lock = threading.Event(), threading.Lock()

@@ -111,7 +111,7 @@ def test_an_answer_that_is_not_read_to_its_end(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("status", [100, 102, 103])
 def test_the_final_answer_counts(receiver: Receiver, status: int) -> None:
-    """What came before it was taken for the answer, and the answer for that of the next job."""
+    """An interim answer counted as the answer, and the final one as that of the next job."""
 
     def hint_first(handler: Any) -> None:
         hint = f"HTTP/1.1 {status} Wait\r\nLink: </style.css>\r\n\r\n"

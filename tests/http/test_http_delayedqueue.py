@@ -173,7 +173,7 @@ def test_old_tasks_by_id(api: httpx.Client, delayed: Delayed) -> None:
 
 @contextmanager
 def commands(api: httpx.Client) -> Iterator[list[tuple[Any, ...]]]:
-    """What the server sends to Redis."""
+    """The commands that the server sends to Redis."""
     store, sent = api.api.service.delayed.store, []  # type: ignore[attr-defined]
     run = type(store.run)
     original = run.__call__
@@ -237,7 +237,7 @@ def test_of_one_score_who_is_due_first_goes_first(api: httpx.Client) -> None:
 def test_a_lot_that_is_due_is_in_order(
     api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also what one call cannot sort, and what has no ticket."""
+    """Even if one call cannot sort all of it, or some tasks have no ticket."""
     monkeypatch.setattr("celery_ext.http.dialects.claims.BRING", 4)
     monkeypatch.setattr("celery_ext.http.dialects.claims.READ", 3)
     scores = [(7 * n) % 41 for n in range(41)]

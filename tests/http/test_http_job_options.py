@@ -1,4 +1,4 @@
-"""What the creator of an HTTP job may choose, from the request to the callback."""
+"""Options for the creator of an HTTP job, from the request to the callback."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_too_many_requests_are_no_failure(jobs: Jobs, status: int) -> None:
 
 
 def test_a_broker_that_fails_costs_no_job(jobs: Jobs, shared_server: Server) -> None:
-    """Whatever it answers: the places of the host are in a key of another kind here."""
+    """This includes errors it answers: the key of the host's places has another type here."""
     places = http_host("127.0.0.1")
     with shared_server.client() as client:
         client.set(places, "no places")

@@ -223,7 +223,7 @@ def test_too_much_to_read(mail: Celery, serve: Serve, monkeypatch: pytest.Monkey
     assert not get(api, "/v1/queues/mail/limits")["is_complete"]
 
 
-# Who sees what.
+# Visibility by token.
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_the_page(visitor: Visitor, delayed: Delayed) -> None:
 
 
 def test_a_body_that_nobody_reads_is_refused(api: httpx.Client, delayed: Delayed) -> None:
-    """Who names a tenant to resume, in the wrong place, does not resume the whole queue."""
+    """Naming the tenant to resume in the wrong place does not resume the whole queue."""
     for part in ({}, {"tenant": "a"}):
         assert api.post(f"{PATH}/pause", json=part).status_code == 200
     answer = api.post(f"{PATH}/resume", json={"tenant": "a"})

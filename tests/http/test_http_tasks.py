@@ -26,7 +26,7 @@ from tests.kit.state import all_keys
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
 
-#: What Kombu's JSON reads as another object.
+#: Kombu's JSON decodes this as another object.
 TYPED = {"__type__": "datetime", "__value__": "2030-01-01T00:00:00"}
 
 

@@ -1,4 +1,4 @@
-"""Tokens: who may what, of which tenant and queue, and what is told of it."""
+"""Tokens: their rights, tenants and queues, and what the logs say about their use."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_create_for_another(keys: Keys, bounds: Any, given: Any, status: int) ->
 
 
 def test_put_of_an_id_that_another_has_used(keys: Keys, delayed: Delayed) -> None:
-    """What is answered with success is there, whoever has had a task under this id before."""
+    """A task whose creation succeeds is there, even if another tenant used its id before."""
     ada, bob = (keys.make("schedule", "read", tenants=[name]) for name in ("ada", "bob"))
     given = {"task": "till.send_mail"}
     assert keys(ada, "PUT", "/v1/tasks/x", json=given).status_code == 201
@@ -313,7 +313,7 @@ def test_an_export_ends_with_its_token(
     assert (last["problem"]["status"], last["cursor"]) == (401, before["cursor"])
 
 
-# What is not a token's business.
+# Rules that apply to every token.
 
 
 def test_rates(serve: Serve, delayed: Delayed) -> None:

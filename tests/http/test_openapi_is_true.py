@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of the dialects, and what they do."""
+"""The OpenAPI document describes the dialects as they behave."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
         return page
 
     def note(text: str) -> None:
-        # A page of a problem has its status, which the console tells of.
+        # A page about a problem has an error status, which the console reports.
         if not text.startswith("Failed to load resource"):
             troubles.append(text)
 
@@ -297,7 +297,7 @@ def test_the_overview_is_live(opened: Any, shop: dict[str, Any]) -> None:
 
 
 def tab_to(page: Page, name: str, limit: int = 60) -> None:
-    """Press Tab until what has the focus has a name; the focus is to be seen all the way."""
+    """Press Tab until an element with this name has the focus; it must be visible all the way."""
     for _ in range(limit):
         page.keyboard.press("Tab")
         found = page.evaluate(FOCUSED)

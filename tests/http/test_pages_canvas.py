@@ -65,7 +65,7 @@ def test_a_root_that_has_ended(visitor: Visitor, app: Celery, delayed: Delayed) 
 
 @pytest.fixture
 def revoked(api: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What workers are told to terminate."""
+    """The tasks that workers are told to terminate."""
     told: list[Any] = []
     control = api.api.service.delayed.app.control  # type: ignore[attr-defined]
     monkeypatch.setattr(control, "revoke", lambda *given, **more: told.append((*given, more)))

@@ -38,7 +38,7 @@ def preview(visitor: Visitor, verb: str, query: str = "", **more: Any) -> Page:
 
 
 def some(visitor: Visitor, *places: int) -> dict[str, Any]:
-    """What a form sends when tasks at these places are chosen."""
+    """The data that a form sends when tasks at these places are chosen."""
     names = visitor.get("/backlog").form("/preview").values("chosen")
     return {"all": [], "chosen": [names[place] for place in places]}
 

@@ -1,4 +1,4 @@
-"""The pages of the dashboard: what they show, of whatever there is, and what they never do."""
+"""The pages of the dashboard: what they show of all kinds of data, and what they never do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pages read for all visitors: how often, and how much of what has happened."""
+"""Data that pages read for all visitors: how often, and how far back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_reading_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_takes_long_is_kept_for_a_minute_at_most(
     took: float, kept: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Redis may have stood still: what is new is not to be missing for an hour after that."""
+    """Redis may have stood still: new data must not be missing for an hour after that."""
     clock, cache = Clock(monkeypatch), Cache()
     found = []
     for passed in (0.0, kept - 1, 2.0):

@@ -1,4 +1,4 @@
-"""Who may see and do what in the pages: logins, scopes, tenants, queues, forms of others."""
+"""Access to the pages: logins, scopes, tenants, queues, forged forms."""
 
 from __future__ import annotations
 
