@@ -83,14 +83,14 @@ def mail() -> Queue:
 
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One Cluster for the whole session; use `cluster`, which is empty and well."""
+    """One Cluster for the whole session; use `cluster`, which is empty and healthy."""
     with start_cluster(available_kinds()[0], tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(shared_cluster: Cluster) -> Cluster:
-    """Three masters without a key, and a replica of each, all well."""
+    """Three masters without a key, and a replica of each, all healthy."""
     shared_cluster.heal()
     shared_cluster.flush()
     return shared_cluster
@@ -98,7 +98,7 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def names(cluster: Cluster) -> list[str]:
-    """Three queues of the Cluster, each on a node of its own."""
+    """Three queues of the Cluster, each on a different node."""
     return cluster.queues_apart()
 
 
@@ -115,14 +115,14 @@ def connect_cluster(cluster: Cluster) -> Iterator[Callable[..., Connection]]:
 
 @pytest.fixture(scope="module")
 def shared_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One master with Sentinels for a file; use `group`, which is empty and well."""
+    """One master with Sentinels for a file; use `group`, which is empty and healthy."""
     with start_group(available_kinds()[0], tmp_path_factory.mktemp("sentinel")) as group:
         yield group
 
 
 @pytest.fixture
 def group(shared_group: Group) -> Group:
-    """A master without a key, two replicas and three Sentinels, all well."""
+    """A master without a key, two replicas and three Sentinels, all healthy."""
     shared_group.heal()
     with shared_group.client() as client:
         client.flushall()

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.smoke]
 
 
 def use_all(url: str, options: dict[str, Any], directory: Path) -> None:
-    """A worker with all that talks to others, a producer, events, and the command line."""
+    """Use a worker with everything that talks to others, a producer, events, the command line."""
     ledger = Ledger(directory / "ledger")
     settings = Settings(url, "rpc://", {**OPTIONS, **options}, str(ledger.path))
     app = make_app(settings)

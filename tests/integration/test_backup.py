@@ -1,4 +1,4 @@
-"""A backup has all that is delayed or dead, and restores it once, or says where it is damaged."""
+"""A backup has all delayed and dead messages, restores each once, and reports damage."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def bury(store: Store, queue: str = "q", count: int = 5) -> None:
 
 
 def everything(client: redis.Redis) -> dict[str, Any]:
-    """All of the database but how the backlog is cut into partitions."""
+    """The whole database, except how the backlog is cut into partitions."""
     found = dead_state(client)
     for queue in {key[1 : -len("}:messages")] for key in found if key.endswith("}:messages")}:
         found[f"due {queue}"] = check_backlog(client, queue)
@@ -125,7 +125,7 @@ def test_there_and_back(delayed: Delayed, client: redis.Redis, path: Path) -> No
 def test_a_dead_letter_with_a_damaged_note(
     delayed: Delayed, client: redis.Redis, path: Path
 ) -> None:
-    """It is restored as well, and so is what is behind it."""
+    """It is restored as well, and so are the letters after it."""
     bury(delayed.store)
     bury(delayed.store, "z")
     for id in client.hkeys("{q}:dead-reasons"):
@@ -316,7 +316,7 @@ def test_what_has_run_since_an_interrupted_restore_runs_once(
     monkeypatch: pytest.MonkeyPatch,
     shards: int,
 ) -> None:
-    """Until a restore comes to the end of the file: the next one is wanted to do all again."""
+    """This holds until a restore reaches the end of the file; the next one restores all again."""
     monkeypatch.setattr(backlog_module, "PAGE_SIZE", 10)
     delayed = connect(delayed_shards=shards)
     store = delayed.store
@@ -374,7 +374,7 @@ def test_a_backup_follows_links_and_takes_only_files(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error names the file that was asked for; nothing stays, and the older file does."""
+    """The error names the requested file; no partial file stays, and an older file is kept."""
     there, nowhere = tmp_path / "there", tmp_path / "nowhere" / "file"
     there.write_bytes(b"older")
     with pytest.raises(FileNotFoundError) as none, writing(nowhere):

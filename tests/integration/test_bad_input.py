@@ -1,4 +1,4 @@
-"""Bad input: a clear answer each, and the message behind it is delivered."""
+"""Each bad input gets a clear answer, and the message behind it is delivered."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ Way = Callable[[Connection, int], list[Any]]
 
 
 def drain(connection: Connection, count: int, no_ack: bool = False) -> list[Any]:
-    """So many messages, and what comes right behind them, through `drain_events`."""
+    """Receive `count` messages, and any right behind them, through `drain_events`."""
     inbox = Inbox(connection, Queue("q"), no_ack=no_ack)
     wait_until(lambda: drained(connection, inbox) >= count, f"{count} are delivered")
     drained(connection, inbox)
@@ -146,7 +146,7 @@ def drained(connection: Connection, inbox: Inbox) -> int:
 
 
 def get(connection: Connection, _: int = 0, no_ack: bool = False) -> list[Any]:
-    """All that is there, through `basic_get`."""
+    """Receive all messages through `basic_get`."""
     messages = []
     while found := connection.default_channel.basic_get("q", no_ack):
         messages.append(found)
@@ -174,7 +174,7 @@ def push(client: redis.Redis, *texts: bytes) -> None:
 
 
 def left(client: redis.Redis, queue: str = "q") -> dict[str, int]:
-    """How many messages are where, states without any left out."""
+    """Count the messages by state; states without any are left out."""
     held = client.keys(f"{{{queue}}}:unacked:*")
     found = {
         "ready": client.llen(queue),
@@ -312,7 +312,7 @@ def test_the_name_of_another_key_is_refused(
 
 # A worker.
 
-#: Celery cannot print what it refuses where the body has no length.
+#: Celery cannot print a message that it refuses if the body has no length.
 NO_LENGTH = ("no body", "body null", "body number")
 BURIED_BY_US = [bad for bad, _ in (*BURIED.values(), *UNREADABLE.values())]
 REFUSED_BY_CELERY = [bad for name, bad in DELIVERED.items() if name not in NO_LENGTH]

@@ -109,7 +109,7 @@ def one_by_one(app: Celery, rows: list[Any]) -> None:
 
 
 def messages(client: redis.Redis, times: bool = True) -> dict[str, Any]:
-    """The texts of all messages but what differs each time, and where they are."""
+    """The texts of all messages, without the parts that differ each time, and their places."""
     found = {}
     for key, value in state(client).items():
         if key.endswith("}:messages"):
@@ -146,7 +146,7 @@ etas = st.one_of(
     st.datetimes(datetime(2090, 1, 1), datetime(2200, 1, 1)).map(datetime.isoformat),
     st.sampled_from([ETA, ETA.astimezone(timezone(timedelta(hours=-3.5))), "2100-01-01T00:00Z"]),
 )
-#: Few, so that rows of one kind meet.
+#: Only a few, so that rows of one kind meet.
 option_sets = st.sampled_from(
     [
         None,
@@ -292,7 +292,7 @@ def send_and_die(url: str, count: int) -> None:
 
 
 def test_a_process_that_is_killed(server: Server, delayed: Delayed, client: redis.Redis) -> None:
-    """Another process completes it: it has another origin, and is not another sender for that."""
+    """Another process completes it: despite its other origin it counts as the same sender."""
     spawn = multiprocessing.get_context("spawn")
     process = spawn.Process(target=send_and_die, args=(server.url, 95))
     process.start()
@@ -470,7 +470,7 @@ def test_a_broker_that_is_full(delayed: Delayed, client: redis.Redis) -> None:
 
 
 def rows_that_do(action: Callable[[], Any]) -> Iterator[Any]:
-    """A thousand, and half way something happens."""
+    """Yield a thousand rows, and run `action` half way."""
     for n in range(1000):
         if n == 500:
             action()

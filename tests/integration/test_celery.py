@@ -68,7 +68,7 @@ def bench_of(pool: str, directory: Path, **worker: Any) -> Iterator[Bench]:
         options = {"pool": pool, "concurrency": POOLS[pool], "gossip": True, **worker}
         with Worker(settings, directory, **options) as process, make_app(settings) as app:
             yield Bench(server, process, app, settings, ledger, directory)
-        gc.collect()  # results talk to their server when they are collected: while it is there
+        gc.collect()  # results contact their server when they are collected: do it now
 
 
 @pytest.fixture(scope="module", params=list(POOLS))
@@ -81,14 +81,14 @@ def bench(
 
 @pytest.fixture(scope="module")
 def threads(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """For what does not depend on the pool."""
+    """For tests that do not depend on the pool."""
     with bench_of("threads", tmp_path_factory.mktemp("any")) as bench:
         yield bench
 
 
 @pytest.fixture
 def solo(tmp_path: Path) -> Iterator[Bench]:
-    """A bench of one test's own."""
+    """A separate bench for one test."""
     with bench_of("solo", tmp_path) as bench:
         yield bench
 
@@ -266,7 +266,7 @@ def test_worker_on_a_unix_socket(ledger: Ledger, tmp_path: Path) -> None:
 def test_no_more_connections_than_a_stock_worker(
     own_server: Server, tmp_path: Path, pool: str
 ) -> None:
-    """Counted when it has run a task and has answered: then each part has opened its own."""
+    """Counted after it has run a task and answered, when each part has opened its connections."""
     counts = {}
     for scheme in ("", "delayed+"):
         ledger = Ledger(tmp_path / f"{scheme}ledger")

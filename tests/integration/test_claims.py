@@ -32,7 +32,7 @@ def settings(server: Server, ledger: Ledger, results: str | None = None, **confi
 def test_deduplication_of_what_is_delivered_again(
     server: Server, client: redis.Redis, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Done and not acked when its worker died: the next one only acks it."""
+    """A task was done but not acked when its worker died: the next worker only acks it."""
     results = f"redis://127.0.0.1:{server.port}/1"
     setup = settings(server, ledger, results, worker_deduplicate_successful_tasks=True)
     app = make_app(setup)
@@ -88,7 +88,7 @@ def test_a_silent_connection_is_replaced(
             (half_open,) = (
                 side for side in proxy.sides if side.transport.get_extra_info("peername") == address
             )
-            half_open.peer = None  # what either end sends from now on is lost
+            half_open.peer = None  # anything that either end sends from now on is lost
             said = "has not answered on a waiting connection"
             wait_until(lambda: inbox.drain(0.1) == [] and said in caplog.text, said, 60)
             assert wake.socket.getsockname() != address

@@ -367,7 +367,7 @@ def test_reschedule(option: str, due_in: float, cli: Cli) -> None:
     ("by", "left"), [("9999999d", ("delayed", LATEST_MS)), ("-9999999d", ("ready", None))]
 )
 def test_reschedule_beyond_the_times_there_are(by: str, left: tuple[Any, ...], cli: Cli) -> None:
-    """The nearest time is taken, by ids as by criteria."""
+    """The nearest possible time is used, both by ids and by criteria."""
     for choice, count in (("one", 1), ("-t billing.* -y", 2)):
         assert cli.json("reschedule", *choice.split(), f"--by={by}")["changed"] == count
     for id in ("one", "three", "four"):
@@ -473,7 +473,7 @@ def test_json_of_many(cli: Cli) -> None:
 def test_progress(
     words: str, said: str, graves: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is shown, and is not in the answer."""
+    """It is shown, but is not part of the answer."""
     for id in ("ready", "other", "another"):
         graves.send(id, -1, queue="unknown")
     graves.send("one", HOUR)
@@ -581,7 +581,7 @@ def test_dead_list(graves: Cli) -> None:
 
 @pytest.mark.parametrize("lost", ["dead", "dead-reasons"])
 def test_dead_letters_that_are_not_listed(graves: Cli, lost: str) -> None:
-    """The doctor says why, and what to do, which helps."""
+    """The doctor says why and suggests a remedy, which works."""
     assert graves.client.delete(f"{{mail}}:{lost}")
     assert graves.listed("dead", "list") == ["d1", "d2"]
     found = " ".join(graves.text("doctor", code=1).split())
@@ -882,7 +882,7 @@ GIVEN = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("words", _all_commands(), ids=" ".join)
 def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None:
-    """Has help and `--json`, and says in one line that there is no server."""
+    """Each has help and `--json`, and reports a missing server in one line."""
     port, file = free_port(), str(tmp_path / "backup")
     if words == ["restore"]:
         with make_app(Settings(f"delayed+{server.url}")) as app:

@@ -1,4 +1,4 @@
-"""Clocks that differ by an hour: what counts is the server's."""
+"""Clocks that differ by an hour: the server's clock decides."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.workers import Worker
 pytestmark = pytest.mark.thorough
 
 HOUR_SECONDS = 3600
-LATE_SECONDS = 30  # what goes wrong here is an hour, and the machine may be busy
+LATE_SECONDS = 30  # any fault here is an hour; a busy machine is allowed to be this late
 
 
 @pytest.mark.smoke

@@ -26,7 +26,7 @@ def connect(connect_cluster: Connect) -> Connect:
 
 @pytest.fixture
 def queues(names: list[str]) -> list[Queue]:
-    """Three queues, each on a node of its own."""
+    """Three queues, each on a different node."""
     return [queue_of(name) for name in names]
 
 
@@ -128,7 +128,7 @@ def test_a_token_for_later_keeps_nobody_from_those_for_now(
 
 @pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
 def test_one_connection_a_node(connect: Connect, cluster: Cluster) -> None:
-    """However many queues it waits for."""
+    """This is independent of the number of queues it waits for."""
     queues = [queue_of(f"q{n}") for n in range(12)]
     inbox = Inbox(connect(client_name="ours"), *queues)
     inbox.drain(0.05)
@@ -156,7 +156,7 @@ def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]
 def test_one_message_at_a_time_is_of_each_node_in_turn(
     connect: Connect, queues: list[Queue], nodes: int
 ) -> None:
-    """A backlog on one node keeps nobody from the messages of the others."""
+    """A backlog on one node does not delay messages of the other nodes."""
     source = connect()
     for n in range(12 * nodes):
         publish(source, n, queues[n % nodes])

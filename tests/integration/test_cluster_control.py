@@ -38,7 +38,7 @@ def app(cluster: Cluster, names: list[str]) -> Iterator[Celery]:
 
 
 def cut_off(port: int, patch: pytest.MonkeyPatch) -> None:
-    """Nobody reaches a node any more."""
+    """Make a node unreachable for all connections."""
     reach = Map.reach
 
     def reach_others(self: Map, node: Node, connect: Any, **how: Any) -> Any:

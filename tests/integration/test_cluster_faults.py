@@ -64,7 +64,7 @@ def sender(app: Celery, names: list[str]) -> Callable[[int], str]:
 def test_the_threads_of_leases_and_the_loop_find_the_slots(
     cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path, pool: str
 ) -> None:
-    """They are threads of the system, and a socket that one opens is of no use to the others."""
+    """They are system threads, and a socket that one opens cannot be used by the others."""
     setup = settings(cluster, ledger, delayed_lease_seconds=1.0, delayed_replicas_to_wait=0)
     worker = Worker(setup, tmp_path, pool=pool, concurrency=2, queues=names)
     with worker, make_app(setup) as app:
@@ -86,7 +86,7 @@ def test_the_threads_of_leases_and_the_loop_find_the_slots(
 def test_a_slot_moves_under_load(
     cluster: Cluster, names: list[str], ledger: Ledger, tmp_path: Path
 ) -> None:
-    """There and back, while its queue is used: nothing is lost, and nothing runs twice."""
+    """It moves there and back while its queue is used: nothing is lost or runs twice."""
     setup = settings(cluster, ledger, delayed_replicas_to_wait=0)
     worker = Worker(setup, tmp_path, pool="threads", concurrency=2, queues=names)
     home, other = cluster.master_of(names[0]), cluster.master_of(names[1])
@@ -110,7 +110,7 @@ def test_a_slot_moves_while_messages_go_to_their_gate(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its messages come when it has moved, and those of the node's other queues meanwhile."""
+    """Its messages arrive after the move, those of the node's other queues meanwhile."""
     limited, home = names[0], cluster.master_of(names[0])
     other = next(name for n in range(99) if cluster.master_of(name := f"other{n}") is home)
     # The sender knows no policies, so that the consumer finds messages without tickets.
@@ -143,7 +143,7 @@ def others_go_on(app: Celery, names: list[str], ledger: Ledger) -> None:
 
 @pytest.mark.crash
 def test_a_node_is_added(connect: Connect, cluster: Cluster, names: list[str]) -> None:
-    """And goes again. A consumer that waits follows its queue; nobody else was asked for it."""
+    """The node leaves again, too. A waiting consumer follows its queue without outside help."""
     patient = {"delayed_poll_seconds": 60}
     home = cluster.master_of(names[0])
     inbox, source = (
@@ -198,7 +198,7 @@ def test_a_node_that_is_down_for_good(
 
 @pytest.mark.crash
 def test_a_process_connects_while_any_one_node_is_down(connect: Connect, cluster: Cluster) -> None:
-    """Also while that is down which redis-py asks first."""
+    """This includes the node that redis-py asks first."""
     for master in cluster.masters():
         down = (*cluster.replicas_of(master), master)
         for server in down:
@@ -227,7 +227,7 @@ def test_gauges_of_the_queues_of_other_nodes_stay(cluster: Cluster, names: list[
 def test_sends_go_on_over_the_other_shards(
     connect: Connect, cluster: Cluster, names: list[str], lost: int
 ) -> None:
-    """Whichever node is down, also that which knows how many there are; and all of it is found."""
+    """Any node may be down, even the one with the shard count; all messages are found."""
     spread = {"delayed_shards": {names[0]: 3}}
     source, connection = connect(**spread), connect()
     publish(source, "first", queue_of(names[0]))
@@ -252,7 +252,7 @@ def test_sends_go_on_over_the_other_shards(
 
 
 def publish_again(connection: Connection, body: str, name: str, delay_ms: int = 0) -> None:
-    """Publish it, and once more where the first attempt has failed."""
+    """Publish it, and once more if the first attempt failed."""
     try:
         publish(connection, body, queue_of(name), delay_ms, message_id=body)
     except connection.connection_errors:
@@ -261,7 +261,7 @@ def publish_again(connection: Connection, body: str, name: str, delay_ms: int = 
 
 @pytest.mark.crash
 def test_a_consumer_of_plain_kombu(connect: Connect, cluster: Cluster, names: list[str]) -> None:
-    """Acks for a node that is down wait, and those for others do not."""
+    """Acks for a node that is down wait; acks for other nodes do not."""
     connection, source = connect(), connect()
     inbox = Inbox(connection, *map(queue_of, names), ack=False)
     for name in names:

@@ -110,7 +110,7 @@ def test_nothing_to_migrate(app: Celery) -> None:
 
 
 def bury(delayed: Delayed, ids: list[str]) -> None:
-    """As a worker that rejects them."""
+    """Bury messages as a worker that rejects them."""
     store = delayed.store
     for shard in delayed.shards("mail"):
         found = store.deliver(shard, "C", 100, 1, lease_ms=60_000)
@@ -182,7 +182,7 @@ def test_unique_tasks(conflict: str, app: Celery, delayed: Delayed) -> None:
 
 
 def test_a_slot_that_the_servers_move_at_once(connect_cluster: Connect, cluster: Cluster) -> None:
-    """While a consumer waits there, with messages ready, held and delayed."""
+    """It moves while a consumer waits there, with messages ready, held and delayed."""
     connection = connect_cluster(delayed_shards={"mail": 3})
     inbox = Inbox(connection, MAIL)
     inbox.drain(0.05)
@@ -204,7 +204,7 @@ def test_a_slot_that_the_servers_move_at_once(connect_cluster: Connect, cluster:
 
 
 def migrate_slot(cluster: Cluster, key: str, target: Server) -> None:
-    """Skips the test where the servers cannot; Valkey 9 can."""
+    """Move a slot; skips the test if the servers cannot do it. Valkey 9 can."""
     slot = key_slot(key.encode())
     with cluster.client(cluster.master_of(key)) as client:
         where = "SLOTSRANGE", slot, slot, "NODE", cluster.id_of(target)

@@ -1,4 +1,4 @@
-"""A node that speaks TLS only."""
+"""A node that accepts only TLS."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def connect(connect_cluster: Connect) -> Connect:
 
 
 def cut_off(connection: Connection, server: Server, patch: pytest.MonkeyPatch) -> None:
-    """Let a connection open no more connections to a server."""
+    """Keep a connection from opening more connections to a server."""
     found: Map = connection.default_channel.cluster
     reach = found.reach
 
@@ -49,7 +49,7 @@ def cut_off(connection: Connection, server: Server, patch: pytest.MonkeyPatch) -
 
 
 def lead_astray(connection: Connection, key: str) -> None:
-    """Let a connection believe that a slot is where no server is."""
+    """Make a connection look for a slot at an address without a server."""
     found: Map = connection.default_channel.cluster
     found._looked_at = monotonic()
     slot = key_slot(key.encode())
@@ -93,7 +93,7 @@ def test_a_queue_that_was_deleted_is_not_bound(
 def test_other_shards_are_consumed(
     connect: Connect, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by who starts while the node is down that knows how many there are."""
+    """This includes consumers that start while the node with the shard count is down."""
     mail = queue_of(names[0])
     spread = {"delayed_shards": {names[0]: 3}}
     source, connection = connect(**spread), connect(**spread)
@@ -117,7 +117,7 @@ def test_other_shards_are_consumed(
 def test_leases_are_renewed_on_a_node_that_others_leave_alone(
     connect: Connect, cluster: Cluster, names: list[str]
 ) -> None:
-    """Else they would end there after an outage, while the workers wait before they try again."""
+    """Otherwise they would expire there after an outage, while workers wait before they retry."""
     connection = connect()
     inbox = Inbox(connection, Queue(names[0]), ack=False)
     connection.Producer().publish("long", routing_key=names[0], declare=[Queue(names[0])])
@@ -133,7 +133,7 @@ def test_leases_are_renewed_on_a_node_that_others_leave_alone(
 
 
 def wait_to_learn(connection: Connection, queue: str, server: Server) -> None:
-    """Until a connection knows from its own commands which server has a queue."""
+    """Wait until a connection knows from its own commands which server has a queue."""
     store = connection.default_channel.store
 
     def knows() -> bool:
@@ -146,11 +146,11 @@ def wait_to_learn(connection: Connection, queue: str, server: Server) -> None:
 
 
 def test_a_slot_that_no_node_has(connect: Connect, cluster: Cluster, names: list[str]) -> None:
-    """As when a node that is down for good was forgotten: who starts consumes the other queues."""
+    """A node that is down for good was forgotten: a new consumer takes the other queues."""
     queues = [queue_of(name) for name in names]
     slot, home = key_slot(names[0].encode()), cluster.master_of(names[0])
 
-    def is_gone() -> bool:  # a node may have heard once more of the one that had it
+    def is_gone() -> bool:  # a node may have learned again of the node that had it
         change_slots(cluster.servers, "DELSLOTS", slot)
         return not any(map(cluster._knows_slots, cluster.servers))
 
@@ -226,7 +226,7 @@ def test_who_has_not_heard_of_a_failover_is_not_told_of_it(
 
 @pytest.mark.skipif(not hasattr(Producer, "batch"), reason="Producer.batch() is new in Kombu 5.7")
 def test_a_batch_finds_the_next_master(connect: Connect, names: list[str]) -> None:
-    """Of a program that sends nothing else."""
+    """Even a program that sends only batches finds it."""
     from kombu.exceptions import BatchPublishError
 
     connection = connect()
@@ -247,7 +247,7 @@ def test_a_batch_finds_the_next_master(connect: Connect, names: list[str]) -> No
 
 
 def test_the_nodes_of_the_url_are_asked_again(connect: Connect, names: list[str]) -> None:
-    """As the addresses of all nodes may have changed."""
+    """The addresses of all nodes may have changed."""
     connection = connect()
     channel = connection.default_channel
     lead_astray(connection, names[0])
@@ -302,7 +302,7 @@ def test_who_listens_at_a_node_that_is_taken_out_goes_to_another(
 def test_a_child_is_not_held_up_by_a_thread_of_its_parent(
     connect: Connect, names: list[str]
 ) -> None:
-    """Which was asking for the slots in the moment of the fork."""
+    """The thread was asking for the slots at the moment of the fork."""
     store = connect().default_channel.store
     asks, ends = threading.Event(), threading.Event()
 
@@ -335,7 +335,7 @@ def test_a_node_instead_of_a_server(connect: Connect, cluster: Cluster, names: l
 
 
 def test_a_cluster_without_slots(connect: Connect, tmp_path: Path, cluster: Cluster) -> None:
-    """Workers may start before it is made."""
+    """Workers may start before the Cluster is created."""
     enabled = {"cluster-enabled": "yes"}
     server = start_server(cluster.kind, tmp_path, port=free_cluster_port(), config=enabled)
     try:

@@ -28,7 +28,7 @@ from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
 FAR_MS = 4_000_000_000_000
-#: Those that are there from the beginning, one in a queue.
+#: The message that each queue has from the beginning.
 FIRST = entries(1, FAR_MS, seed=2)[0]
 OPTIONS = {"delayed_compression": "zstd"}
 
@@ -57,7 +57,7 @@ def send(app: Celery, count: int) -> list[str]:
 
 
 def compressed_ids(delayed: Delayed) -> set[str]:
-    """The tasks that the backlog has in this form."""
+    """The ids of the tasks that are compressed in the backlog."""
     return {
         waiting.id
         for shard in delayed.shards("celery")
@@ -170,7 +170,7 @@ def test_pools_of_workers(
 def test_a_worker_of_0_1_0_that_is_started_later(
     server: Server, open_app: Open, ledger: Ledger, tmp_path: Path, client: redis.Redis
 ) -> None:
-    """It buries what it cannot read, and nothing is lost."""
+    """It buries messages it cannot read, and none is lost."""
     settings = Settings(f"delayed+{server.url}", None, {}, str(ledger.path))
     app, delayed = open_app(Settings(settings.broker_url, None, OPTIONS, settings.ledger))
     ids = send(app, 4)

@@ -168,7 +168,7 @@ def test_a_backup_has_it_as_it_was(
 def test_a_backup_that_is_restored_twice_doubles_nothing(
     app: Celery, delayed: Delayed, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """Neither dead letters, nor what was retried, delivered or replayed before."""
+    """Neither dead letters nor messages that were retried, delivered or replayed before."""
     _, dead, replayed, delivered, moved = send(app, 5, retries=3)
     for id in (dead, replayed):
         assert delayed.run_now(id)

@@ -51,7 +51,7 @@ NEW = {
 
 
 def words(page: Path) -> list[str]:
-    """Each word of the commands and names of a page."""
+    """All words in the commands and names of a page."""
     text = page.read_text(encoding="utf-8")
     blocks = [body for language, _, body in BLOCK.findall(text) if language == "console"]
     return [word for code in [*CODE.findall(BLOCK.sub("", text)), *blocks] for word in code.split()]
@@ -123,7 +123,7 @@ def test_a_script(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def add_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., types.ModuleType]:
-    """Make a module of text, at a place in a package."""
+    """Write a module with this text at a place in a package."""
 
     def add_module(name: str, source: str) -> types.ModuleType:
         module = types.ModuleType(name)

@@ -54,7 +54,7 @@ def asking(bench: Bench, pool: str = "solo", **options: Any) -> Any:
 
 
 def ask(bench: Bench, key: str, *more: Any, name: str = "ask", **options: Any) -> str:
-    """Let a worker ask; returns the id of the expectation."""
+    """Make a worker ask; returns the id of the expectation."""
     found: str = bench.app.send_task(name, [key, *more], **options).get(timeout=LONG_SECONDS)
     return found
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_expected(app: Celery, given: Any, error: Any, text: str)
 
 
 def test_an_app_that_has_not_asked_expects_nothing(bench: Bench) -> None:
-    """Its workers keep what others send as dead letters, and say what to set."""
+    """Its workers keep messages of others as dead letters, and say which option to set."""
     bench.app.conf.delayed_expectations = None
     with pytest.raises(ExpectationError, match=r"set `delayed_expectations = {}`"):
         expect("k", app=bench.app)

@@ -56,7 +56,7 @@ def test_lost_messages_are_not_in_the_way(
 
 
 def test_what_is_buried_again_meanwhile_is_met_once(dead: DeadLetters, client: redis.Redis) -> None:
-    """Else a task that fails at once would be replayed for ever."""
+    """Otherwise a task that fails at once would be replayed for ever."""
     met = []
     for n, letter in enumerate(dead):
         met.append(letter.id)

@@ -68,7 +68,7 @@ def app(broker: Server | Cluster) -> Any:
 
 
 def wait_until_declared(app: Celery, policies: list[dict[str, Any]]) -> None:
-    """A worker declares as it first asks for messages, which may be after it says it is ready."""
+    """A worker declares with its first claim, which may be after it says it is ready."""
     records = app.delayed.store.policies
 
     def declared() -> Any:
@@ -99,7 +99,7 @@ def wait_for_ends(ledger: Ledger, count: int) -> list[dict[str, Any]]:
 
 
 def test_a_worker_that_declares_nothing_obeys(start: Start, app: Celery, ledger: Ledger) -> None:
-    """Also when it is the only one left, and when it was there first."""
+    """This is so even if it is the only one left, or was there first."""
     first = start("first")
     declaring = start("declaring", {"celery": ONE})
     wait_until_declared(app, ONE)
@@ -208,7 +208,7 @@ def test_queues_that_only_policies_name(open_app: OpenApp) -> None:
 
 
 def test_temporary_queues_have_none(open_app: OpenApp, client: redis.Redis, server: Server) -> None:
-    """Such as those of replies and of remote control: their keys would stay."""
+    """Queues for replies and remote control, for example: their keys would stay."""
     app = open_app(Limit(concurrency=1))
     assert take(app) is None
     app.control.ping(timeout=0.1)
@@ -223,7 +223,7 @@ def test_the_order_of_a_dict_changes_no_version(open_app: OpenApp) -> None:
 
 
 def test_what_is_declared_once_a_process_is_not_again(open_app: OpenApp) -> None:
-    """Else who reconnects would put an older declaration in the place of a newer one."""
+    """Otherwise a reconnect would replace a newer declaration with an older one."""
     app = open_app(Limit(concurrency=1))
     records = app.delayed.store.policies
 

@@ -100,7 +100,7 @@ def test_policies_that_look_alike_stay_where_they_are() -> None:
 
 
 def test_processes_with_the_same_code_go_by_the_same() -> None:
-    """An address in memory is no difference."""
+    """An address in memory does not count as a difference."""
     first, second = Rules({"celery": [Healthy()]}), Rules({"celery": [Healthy()]})
     first.follow("celery", second.declared("celery"))
     assert Frozen(2).number == 2

@@ -1,4 +1,4 @@
-"""Policies of all queues: they hold where a queue or a task has none of their kind."""
+"""Policies of all queues apply if a queue or a task has none of their kind."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_get_tells_where_a_task_is(app: Celery, delayed: Delayed) -> None:
 
 
 def bury(store: Store, *names: str, queue: str = "celery") -> None:
-    """Bury tasks that are ready; a name may be a task id with a reason behind it."""
+    """Bury ready tasks; a name may be a task id followed by a reason."""
     id, *reason = names
     answer = store.deliver(queue, "C", 1, 1, lease_ms=60_000)
     assert answer
@@ -154,7 +154,7 @@ def test_ids_of_any_characters(id: str, app: Celery, delayed: Delayed) -> None:
 def test_a_reader_of_ready_lists_passes_over_nothing(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where others publish and take while it reads."""
+    """This is so even while others publish and take messages."""
     monkeypatch.setattr(lookup, "PAGE_SIZE", 4)
     texts = [f'{{"body": "", "headers": {{"id": "{n}"}}, "properties": {{}}}}' for n in range(20)]
     own = store.run
@@ -424,7 +424,7 @@ def test_find_is_lazy(app: Celery, delayed: Delayed, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_find_refuses(criteria: dict[str, Any], text: str, delayed: Delayed) -> None:
-    """At once, and not when the first task is asked for."""
+    """It raises at once, not when the first task is read."""
     with pytest.raises(QueryError, match=text):
         delayed.find(**criteria)
     with pytest.raises(ValueError, match=text):
@@ -533,7 +533,7 @@ def test_cancel_many(many: Delayed, told: list[Any]) -> None:
 @pytest.mark.parametrize("minutes", [-70, -10, 0, 3, 40])
 @pytest.mark.parametrize("query", [Query(), Query(tenant="ada")])
 def test_reschedule_many_by(query: Query, minutes: float, many: Delayed, told: list[Any]) -> None:
-    """Each is moved once, wherever it lands among those that are still to be read."""
+    """Each is moved once, no matter where it lands among those still to be read."""
     before = due_times(many)
     meant = sorted(before) if query.is_empty else ADAS
     by = timedelta(minutes=minutes)

@@ -20,7 +20,7 @@ FANOUT = Exchange("news", type="fanout")
 
 @pytest.fixture
 def user(client: redis.Redis) -> Iterator[str]:
-    """May do anything, as long as nobody takes it away."""
+    """A user with all permissions, until a test takes some away."""
     client.execute_command("ACL", "SETUSER", "some", "reset", "on", "nopass", "+@all", "~*", "&*")
     yield "some"
     client.execute_command("ACL", "DELUSER", "some")

@@ -1,4 +1,4 @@
-"""The files of `examples/deploy`: other programs' rules for them, and what they name of ours."""
+"""The files of `examples/deploy` obey other programs' rules and use our names correctly."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def section() -> str:
 
 @pytest.fixture(scope="module")
 def app() -> Iterator[Celery]:
-    """That of app.py, in this process."""
+    """The app of app.py, in this process."""
     before = _state.default_app, _state._tls.current_app
     spec = importlib.util.spec_from_file_location("deployed_app", FOLDER / "app.py")
     assert spec is not None
@@ -112,7 +112,7 @@ def app() -> Iterator[Celery]:
     _state.default_app, _state._tls.current_app = before
 
 
-# The rules of others.
+# The rules of other programs.
 
 
 def test_compose() -> None:
@@ -347,7 +347,7 @@ def test_there_is_time_to_end(app: Celery) -> None:
 
 
 def settings(words: list[str]) -> dict[str, str]:
-    """Those of a Redis server, as its command line has them."""
+    """The settings of a Redis server, as its command line has them."""
     assert words[0] == "redis-server"
     names, values = words[1::2], words[2::2]
     assert all(name.startswith("--") for name in names)
@@ -381,7 +381,7 @@ def redis_server(tmp_path: Path) -> Iterator[Server]:
 @pytest.mark.smoke
 def test_it_runs(redis_server: Server, tmp_path: Path) -> None:
     port, pages = free_port(), free_port()
-    # The same app, with a port of its own: tests run at the same time.
+    # The same app with a separate port, since tests run at the same time.
     (tmp_path / "tried.py").write_text(
         "from app import app\n"
         f"app.conf.delayed_metrics = {{**app.conf.delayed_metrics, 'port': {pages}}}\n"

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.thorough
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-#: Those that pages may connect to.
+#: The signals that pages may connect to.
 SIGNALS = [
     each
     for module in (celery_signals, signals)
@@ -54,7 +54,7 @@ def run(server: Server) -> Iterator[RunPage]:
     """Run a page against the server, as a module; returns what its examples have bound."""
     with ExitStack() as stack:
         stack.callback(_state._set_current_app, _state._tls.current_app)
-        for signal in SIGNALS:  # what a page connects would print in the tests that follow
+        for signal in SIGNALS:  # signal receivers of a page would print in later tests
             stack.callback(setattr, signal, "receivers", signal.receivers)
             signal.receivers = [*signal.receivers]
 

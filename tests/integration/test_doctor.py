@@ -31,7 +31,7 @@ def _time_stands_still(store: Store) -> None:
 
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
-    """Kind of fault -> how many there are, and how many were repaired."""
+    """Return kind of fault -> how many there are, and how many were repaired."""
     found = examine_queue(store, "q", fix=fix, patience_seconds=0)
     assert all(each.examples and each.meaning and each.remedy for each in found)
     return {each.kind: (each.count, each.fixed) for each in found}
@@ -269,7 +269,7 @@ def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:
             assert [each for each in examine_queue(store, "q") if each.is_wrong] == []
 
 
-# Records that stop who reads them.
+# Records that stop their readers.
 
 
 @pytest.mark.parametrize(

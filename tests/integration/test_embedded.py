@@ -59,7 +59,7 @@ FULL_DISK = '#!/bin/sh\ntrap "" XFSZ\nulimit -S -f 64\nexec "{server}" "$@"\n'
 
 
 def ended(pid: int) -> bool:
-    """Tell whether a process is gone; one that only waits to be reaped is."""
+    """Return whether a process is gone; one that only waits to be reaped counts as gone."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -74,9 +74,9 @@ def kill(pid: int) -> None:
 
 
 def kill_server(directory: Path) -> None:
-    """Kill the server of a directory when what it has accepted is in its file.
+    """Kill the server of a directory once its file has all that the server has accepted.
 
-    It answers before it writes where the disk is busy.
+    On a busy disk it answers before it writes.
     """
     socket = embedded.status(directory).socket
     with client(socket) as connection:

@@ -1,4 +1,4 @@
-"""Kombu's event loop: it waits for nothing, and its sockets come and go."""
+"""Kombu's event loop never blocks, and its sockets come and go."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def subscribed(client: redis.Redis) -> bool:
 
 @contextmanager
 def held_open(connection: Any) -> Iterator[None]:
-    """As by a child that was forked when the connection was there."""
+    """Keep a connection open, as a child does that was forked while it existed."""
     copy = os.dup(connection._sock.fileno())
     try:
         yield
@@ -169,7 +169,7 @@ def test_an_event_of_a_ghost_neither_blocks_nor_spins(
 
 
 def hand(loop: Loop, connect: Connect, mail: Queue, body: str) -> None:
-    """Send a message, and turn until it has come."""
+    """Send a message, and turn until it has arrived."""
     connect().Producer().publish(body, exchange="mail", routing_key="mail", declare=[mail])
     loop.turn_until(lambda: body in loop.inbox.bodies, "it has claimed it")
 
@@ -197,11 +197,11 @@ def is_readable(sock: socket.socket) -> bool:
 
 
 def keep(run: Any) -> None:
-    """The consumer has it."""
+    """Leave the connection with the consumer."""
 
 
 def lend(run: Any) -> None:
-    """Kombu has it, which uses it now and then."""
+    """Lend the connection to Kombu, which uses it now and then."""
     run.lend()
 
 

@@ -1,4 +1,4 @@
-"""A server that evicts what has an expiry keeps all that counts."""
+"""A server that evicts keys with an expiry keeps all keys that matter."""
 
 from __future__ import annotations
 

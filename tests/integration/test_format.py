@@ -38,7 +38,7 @@ SENTENCE = r"format 3\.0, and this version of kombu-delayed knows formats up to 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes ask at every call."""
+    """Make processes check the format at every call."""
     monkeypatch.setattr("kombu_delayed.connection.connection.FORMAT_SECONDS", 0)
     monkeypatch.setattr("kombu_delayed.connection.cluster.connection.FORMAT_SECONDS", 0)
 
@@ -141,7 +141,7 @@ def large_in_format_1(connect: Connect, client: redis.Redis, *queues: str) -> St
 def test_an_older_format_stays_until_it_is_raised(
     connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes of the release that knows no other would stop."""
+    """Otherwise processes of the older release would stop."""
     store = large_in_format_1(connect, client, "mail")
     assert store.format.major == 1
     assert client.hlen("{mail}:messages") == 499
@@ -185,7 +185,7 @@ def test_an_upgrade_that_was_killed_goes_on(
 def test_a_user_who_may_not_write_it_reads_it(server: Server, client: redis.Redis) -> None:
     if numbers_of(client.info("server")["redis_version"]) < (7, 0):
         rules = ["~*", "-set"]
-    else:  # one who may use all other commands but this is refused
+    else:  # a user with all commands except this one is refused
         rules = [f"%R~{KEY}", "~mail*", "~{mail}:*", "~_kombu*", "~kombu-delayed-shards"]
     client.execute_command("ACL", "SETUSER", "reader", "on", ">any", "+@all", "&*", *rules)
     try:

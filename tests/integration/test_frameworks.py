@@ -152,7 +152,7 @@ def test_django_settings(shop: Any, broker: Server) -> None:
 
 @pytest.fixture(scope="module")
 def tasks(shop: Any) -> Any:
-    """Tasks of Django's own."""
+    """Tasks of Django's own kind."""
     pytest.importorskip("django.tasks", reason="Django has tasks from version 6 on")
     return importlib.import_module("tests.kit.django_tasks")
 
@@ -473,7 +473,7 @@ def test_context_and_coroutines(tasks: Any, ledger: Ledger) -> None:
 def test_a_task_that_is_gone_from_the_code(
     tasks: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is here, where it is sent, and not in the worker."""
+    """The code is here, where the task is sent, but not in the worker."""
     from django.tasks import task
 
     def only_here() -> None:

@@ -57,7 +57,7 @@ def all_ended(count: int) -> Callable[[list[Entry]], bool]:
 
 
 def run_all(app: Celery, settings: Settings, directory: Path, ledger: Ledger) -> list[Entry]:
-    """A worker for each queue, each with room for all of the limit, and the tasks of both."""
+    """Run the tasks of both queues, with a worker for each that has room for the whole limit."""
     with app, ExitStack() as stack:
         workers = [
             Worker(
@@ -90,7 +90,7 @@ def check(entries: list[Entry]) -> None:
     assert Counter(each["id"] for each in entries) == {
         f"{queue}-{n}": 2 for queue in ("calls", "mails") for n in range(30)
     }
-    # Where both have tasks that wait, none of them has all slots.
+    # While both have waiting tasks, neither has all slots.
     begins = [each["queue"] for each in entries if each["at"] == "begin"]
     first = max(begins.index("calls"), begins.index("mails"))
     together = Counter(begins[first : first + 30])
@@ -112,7 +112,7 @@ def test_over_the_nodes_of_a_cluster(cluster: Cluster, tmp_path: Path, ledger: L
 
 
 def test_slots_of_a_killed_worker(bench: Bench, tmp_path: Path) -> None:
-    """They are another one's when its lease has ended; what it ran is run again."""
+    """Another worker gets them when its lease has expired; its tasks run again."""
     options = {**bench.settings.transport_options, **SHARDS}
     settings = Settings(
         bench.settings.broker_url, None, options, bench.settings.ledger, {"task_acks_late": True}
@@ -198,7 +198,7 @@ def test_tasks_that_outlive_their_connection_keep_their_slots(
 def test_a_lost_connection_frees_what_has_not_begun(
     proxy: Proxy, store: Store, monkeypatch: pytest.MonkeyPatch, is_back_at_once: bool
 ) -> None:
-    """Of two that a worker has claimed it can run one: the other one's slot is not lost."""
+    """A worker has claimed two tasks and can run one: the slot of the other is not lost."""
     limit = Limit(concurrency=2, name="provider", scope="global")
     options = {
         "delayed_policies": {"celery": [limit]},
@@ -256,7 +256,7 @@ def test_messages_that_are_taken_by_hand(connect: Callable[..., Connection], sto
 
 
 class OlderLimit(Limit):
-    """As a version has it that knows no global limits."""
+    """A limit of a version that has no global limits."""
 
     def __init__(self, *, concurrency: int, name: str) -> None:
         super().__init__(concurrency=concurrency, name=name)
@@ -417,7 +417,7 @@ def test_a_spread_queue_has_only_global_ones(
 def test_no_answer_from_the_server_of_a_limit(
     connect: Callable[..., Connection], client: redis.Redis
 ) -> None:
-    """Data that is lost is said again: others do not get what is in use."""
+    """Lost data is reported again: others do not get slots that are in use."""
     limit = Limit(concurrency=1, name="provider", scope="global")
     options: dict[str, Any] = {"delayed_policies": {"q": [limit]}, "delayed_lease_seconds": 30}
     one, two = connect(**options), connect(**options)

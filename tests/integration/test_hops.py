@@ -1,4 +1,4 @@
-"""The way of a message grows no longer, and the page shows it as it is."""
+"""The path of a message gets no longer, and the page shows the actual path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.servers import available_kinds, start_server
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Way]:
     directory = tmp_path_factory.mktemp("hops")
-    # Other tests load policies and metrics into this process, which lengthen the way.
+    # Other tests load policies and metrics into this process, which lengthen the path.
     fresh = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     with start_server(available_kinds()[0], directory, port=0) as server, fresh:
         return fresh.submit(hops.measure, server.port or 0).result()

@@ -129,7 +129,7 @@ def test_what_is_published_is_the_same_each_time(tmp_path: Path) -> None:
 def test_a_producer_imports_nothing(
     installed: Installed, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
-    """As in a web process that sends tasks of which it has no code."""
+    """For example a web process that sends tasks without having their code."""
     code = f"""
 from celery import Celery
 Celery(broker="delayed+{server.url}").send_task("shop.remind", countdown=60)
@@ -175,7 +175,7 @@ STEPS = "print(sorted(step.__name__ for step in app.steps['consumer']))"
 def test_a_worker_started_from_python_imports_nothing(
     installed: Installed, shop: Path, imported_before: str
 ) -> None:
-    """It gives back what it has not begun, as one of `celery worker` does."""
+    """It returns tasks that it has not begun, as `celery worker` does."""
     code = f"{imported_before}\nfrom shop import app\napp.Worker(pool='solo')\n{STEPS}"
     assert installed.run("-c", code, cwd=shop) == WATCHED
 
@@ -219,7 +219,7 @@ app.Worker(pool="solo")
 
 
 def connect(url: str, options: str = "") -> str:
-    """A program of which Kombu reads no entry point before it connects."""
+    """A program in which Kombu reads no entry point before it connects."""
     return f"""
 from kombu import Connection
 with Connection("{url}"{options}) as connection:

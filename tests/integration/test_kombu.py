@@ -27,7 +27,7 @@ def in_seconds(seconds: float) -> str:
 
 
 def bodies_of(channel: Any, queue: str) -> list[Any]:
-    """Take all that is ready, in order."""
+    """Take all ready messages, in order."""
     bodies = []
     while message := channel.basic_get(queue):
         bodies.append(message.decode())
@@ -51,7 +51,7 @@ def test_default_exchange(connection: Connection) -> None:
 
 
 def test_what_one_consumer_has_not_begun_is_for_others(connect: Connect) -> None:
-    """Without a prefetch limit, who drains events may be at work on each message for long."""
+    """Without a prefetch limit, a consumer may still work on each message for a long time."""
     one, other = (connect().SimpleQueue("simple") for _ in range(2))
     for n in range(4):
         one.put(n)

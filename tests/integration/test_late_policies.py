@@ -1,4 +1,4 @@
-"""Timeout, DropOlder, Spread and Latest: what becomes of messages by how late they are."""
+"""Timeout, DropOlder, Spread and Latest decide by how late messages are."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_timeout_buries_what_has_not_begun(open_app: OpenApp) -> None:
     letter = app.delayed.dead.show("late")
     assert letter.letter.reason == "not started within 1h of its due time"
     assert result.state == "FAILURE"
-    # A replay is due anew.
+    # A replay gets a new due time.
     app.delayed.dead.replay(["late"])
     assert take_all(app) == ["late"]
 
@@ -68,7 +68,7 @@ def test_what_has_not_begun_in_time_is_retried(open_app: OpenApp) -> None:
     assert events(app, "dropped") == {
         "late": "not started within 1h of its due time: it is retried"
     }
-    # The retry has the whole time anew; it is late, too.
+    # The retry has the full time again; it is late, too.
     send_late(app, "late", 61, headers={"tenant": "ada"}, retries=1)
     assert take_all(app) == []
     assert result.state == "FAILURE"
@@ -134,7 +134,7 @@ def test_the_rest_of_the_time_is_the_limit(open_app: OpenApp) -> None:
     app.send_task("record", task_id="b", time_limit=7, soft_time_limit=5)
     message = take(app)
     assert limits_of(message) == [7, 5]
-    # A retry takes its headers along, with limits that were those of the attempt before.
+    # A retry keeps its headers, which have the limits of the attempt before.
     headers = {"delayed_own_limits": [None, 5], "x": 1}
     app.send_task("record", task_id="c", time_limit=3, headers=headers)
     hard, soft = limits_of(take(app))

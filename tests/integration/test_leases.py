@@ -1,4 +1,4 @@
-"""Outages, steps of the server's clock, loops that stand still: running tasks run once."""
+"""Running tasks run once despite outages, steps of the server's clock and stuck loops."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_clock_of_the_server_is_set(
 def test_what_a_dead_worker_held_runs_elsewhere(
     stepped: tuple[Server, Clock], tmp_path: Path, ledger: Ledger
 ) -> None:
-    """Also where the server's clock is set back, so that its lease would last."""
+    """This is so even if the server's clock is set back, so that its lease would last."""
     server, clock = stepped
     setup = settings(server.port, ledger)
     with ExitStack() as stack:
@@ -138,7 +138,7 @@ def test_what_a_dead_worker_held_runs_elsewhere(
         wait_until(lambda: sorted(running.phases("start")) == again, "they run elsewhere", 60)
 
 
-# Loops that stand still.
+# Stuck loops.
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ NEW, OLD = "w:1:0123abcd-30000", "w:1:0123abcd"  # version 0.1.0 names no length
 
 
 class Pulling:
-    """A worker's lease has ended by the server's clock, and a program pulls every so often."""
+    """A worker's lease has expired by the server's clock, and a program pulls now and then."""
 
     def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, worker: str) -> None:
         monkeypatch.setattr(long_poll, "monotonic", lambda: self.at)

@@ -1,4 +1,4 @@
-"""Queues that expire or delete themselves leave no key behind, however their messages end."""
+"""Queues that expire or auto-delete leave no key behind, however their messages end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = [
     ),
 ]
 
-#: Queues use the default exchange: bindings are Kombu's, and have an expiry of their own.
+#: Queues use the default exchange: Kombu manages bindings, which have a separate expiry.
 BRIEF_SECONDS = 0.5
 
 
@@ -46,7 +46,7 @@ def send(connection: Connection, queue: Queue, *bodies: Any, **headers: Any) -> 
 
 
 def keys(client: redis.Redis) -> set[str]:
-    """All keys but the version of the format, which is of the whole database."""
+    """All keys except the version of the format, which belongs to the whole database."""
     return {key.decode() for key in client.keys("*")} - {format_version()}
 
 
@@ -129,7 +129,7 @@ def test_a_long_task_keeps_its_message(connect: Connect, client: redis.Redis) ->
 def test_a_reply_to_remote_control_that_comes_too_late(
     connect: Connect, client: redis.Redis
 ) -> None:
-    """Nothing on the server says any more that its queue was to expire."""
+    """Nothing on the server records any more that its queue should expire."""
     connect().Producer().publish("pong", routing_key="1f2e.reply.celery.pidbox")
     assert client.llen("1f2e.reply.celery.pidbox") == 1
     assert {key for key in client.keys("*1f2e*") if client.pttl(key) < 0} == set()

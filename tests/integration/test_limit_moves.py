@@ -56,7 +56,7 @@ def held(app: Celery) -> Iterator[Any]:
 
 
 def rest(app: Celery, held: Any) -> list[str]:
-    """The ids of what comes when the slot is free, in their order."""
+    """The ids of the messages that arrive once the slot is free, in order."""
     found, message = [], held
     while message is not None:
         channel = message.channel
@@ -143,7 +143,7 @@ def test_replayed_dead_letters_wait_like_others(app: Celery, held: Any) -> None:
 
 
 def test_a_queue_that_expires_keeps_what_waits(open_app: OpenApp, client: redis.Redis) -> None:
-    """It had been taken up by a consumer, and only ready lists expire."""
+    """A consumer had moved the messages to the gate, and only ready lists expire."""
     queue = Queue("short", Exchange("short"), "short", expires=0.2)
     app = open_app(Limit(concurrency=1), queue="short")
     with app.connection_for_write() as connection:

@@ -39,7 +39,7 @@ from tests.kit.wait import wait_until
 
 
 class Busy:
-    """Counts what runs at once, by key, and remembers in which order it began."""
+    """Counts running tasks by key, and remembers the order in which they began."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +63,7 @@ def gate_keys(client: redis.Redis) -> set[str]:
 
 
 def names(channel: Any, count: int, no_ack: bool = False) -> list[Any]:
-    """The first argument of each message that comes, or None; nothing is acked."""
+    """The first argument of each message taken, or None if there is none; nothing is acked."""
     found = (channel.basic_get("celery", no_ack=no_ack) for _ in range(count))
     return [each and each.decode()[0][0] for each in found]
 
@@ -213,7 +213,7 @@ def test_shares(open_app: OpenApp) -> None:
 
 
 class OneOfATenant(Throttler):
-    """Lets a tenant have one task at a time, and says what it is told."""
+    """Allows a tenant one task at a time, and puts the counts it is given into its reason."""
 
     def decide(self, message: Message, running: Running) -> Any:  # type: ignore[override]
         if running.of_tenant(message.tenant or ""):
@@ -223,7 +223,7 @@ class OneOfATenant(Throttler):
 
 
 def test_a_throttler_knows_what_runs(open_app: OpenApp) -> None:
-    """But for the message that it is asked about."""
+    """The message that it is asked about is not included."""
     app = open_app(Limit(concurrency=9, weight=2), OneOfATenant())
     for id, tenant in ("a", "x"), ("b", "x"), ("c", "y"):
         app.send_task("record", [id], task_id=id, headers={"tenant": tenant})
@@ -233,7 +233,7 @@ def test_a_throttler_knows_what_runs(open_app: OpenApp) -> None:
 
 
 class Sees(Throttler):
-    """Remembers what it was shown."""
+    """Remembers its input."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []

@@ -118,7 +118,7 @@ def test_what_could_not_be_given_back_is_left_to_others_in_time(
         with pytest.raises(redis.ConnectionError):
             remaining.step()
         away.setattr(outliving_tasks, "monotonic", lambda: monotonic() + 31)
-        assert other.step() == 10  # a lease that has ended is nobody's to give back
+        assert other.step() == 10  # an expired lease cannot be given back
     assert store.leases.consumers("q") != []
     remaining.step()
     assert (store.leases.consumers("q"), store.run("LLEN", "q")) == ([], 1)

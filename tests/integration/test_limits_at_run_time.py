@@ -1,4 +1,4 @@
-"""Limits that are set at run time, with a real worker: it lets more run within moments."""
+"""Limits set at run time, with a real worker: it runs more tasks within moments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots of limits on a server that has lost what it was told, or has older data."""
+"""Slots of limits on a server that has lost data or has older data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.wait import wait_until
 
 
 class Taker:
-    """Consumes the queue of an app, and acks when it is told to."""
+    """Consumes the queue of an app, and acks on demand."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -86,7 +86,7 @@ def test_a_server_that_has_lost_them_hears_of_them(
 
 
 def test_what_ended_long_ago_has_none(app: Celery, taker: Taker, client: redis.Redis) -> None:
-    """The server has data from before, and this consumer does not tell it of all acks again."""
+    """The server has older data, and this consumer does not repeat all of its acks."""
     send(app, "old")
     taker.drain_until(lambda: taker.ids == ["old"], "it has the message")
     before = {key: client.dump(key) for key in client.keys("*{celery}*")}
@@ -99,7 +99,7 @@ def test_what_ended_long_ago_has_none(app: Celery, taker: Taker, client: redis.R
         client.restore(key, 0, text, replace=True)
     assert slots(client) == {b"one:": b"1"}
     client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    # As documented: what was acknowledged since runs again.
+    # As documented: messages acknowledged since then run again.
     taker.drain_until(lambda: taker.ids == ["old", "old"], "it comes again")
     assert taker.messages[1].delivery_info["redelivered"]
     taker.ack_all()

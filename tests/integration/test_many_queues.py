@@ -1,4 +1,4 @@
-"""A consumer of hundreds of queues: what it asks the server travels together."""
+"""A consumer of hundreds of queues sends its commands to the server together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(autouse=True)
 def _no_renewals(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what the consumer itself does is counted."""
+    """Only commands of the consumer itself are counted."""
     monkeypatch.setattr("kombu_delayed.consumer.lease.keeper.Keeper.watch", lambda *_: None)
 
 
@@ -95,7 +95,7 @@ class Many:
         return self.channel.consumer
 
     def now(self) -> float:
-        """A clock that only this test moves: a slow machine makes nobody poll again."""
+        """A clock that only this test moves: a slow machine causes no extra polls."""
         return self.started_at + self.ahead_seconds
 
     def step_for(self, seconds: float) -> None:
@@ -110,7 +110,7 @@ class Many:
             self.ahead_seconds += max(at - self.now(), 0.001)
 
     def step_until(self, count: int) -> None:
-        """Step until so many messages have come."""
+        """Step until `count` messages have arrived."""
         for _ in range(1_000):
             self.consumer.step()
             self.hand_out()
@@ -120,7 +120,7 @@ class Many:
         raise AssertionError(f"{len(self.queues)} of {count} messages have come")
 
     def hand_out(self) -> bool:
-        """Hand out what was claimed; returns whether there was something."""
+        """Hand out the claimed messages; returns whether there were any."""
         before = len(self.queues)
         while self.consumer.hand_out():
             pass
@@ -141,7 +141,7 @@ class Many:
         monkeypatch.setattr(run, "many", many)
 
     def settle(self) -> None:
-        """Step until nothing is known to be ready."""
+        """Step until the consumer knows of no ready messages."""
         for _ in range(20):
             self.consumer.step()
             self.hand_out()
@@ -149,7 +149,7 @@ class Many:
 
 
 class NoWake:
-    """Where no token ever comes."""
+    """A wake source that never gets a token."""
 
     overdue_at = math.inf
     connection = None
@@ -184,7 +184,7 @@ def many(server: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def commands(client: redis.Redis) -> int:
-    """All that the server has done, within scripts as well, but for this question."""
+    """All commands that the server has run, including those in scripts, except this query."""
     return int(client.info("stats")["total_commands_processed"])
 
 
@@ -203,7 +203,7 @@ def delayed(store: Store, queue: str, in_ms: int) -> None:
 
 
 def test_idle_queues_cost_few_commands(many: Many, client: redis.Redis) -> None:
-    """A minute of slow polls: one by one those of 300 queues are some 60,000 commands."""
+    """Sent one by one, the slow polls of 300 queues are some 60,000 commands a minute."""
     many.settle()
     before = commands(client)
     many.step_for(60)
@@ -211,7 +211,7 @@ def test_idle_queues_cost_few_commands(many: Many, client: redis.Redis) -> None:
 
 
 def test_so_do_queues_with_a_far_backlog(many: Many, client: redis.Redis, store: Store) -> None:
-    """Whether this consumer has promised to come when the next message is due, or another one."""
+    """Either this consumer or another has promised to claim when the next message is due."""
     for queue in QUEUES:
         delayed(store, queue, HOUR_MS)
     for queue in QUEUES[::2]:
@@ -358,7 +358,7 @@ def test_a_queue_is_cancelled_while_many_are_claimed(
 def test_an_expiring_queue_is_kept_after_a_broken_connection(
     many: Many, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a consumer that has no room."""
+    """This is so even for a consumer that has no room."""
     many.consumer.add(QUEUES[0], False, 60_000)
     many.settle()
     monkeypatch.setattr(many.consumer.parts[0].claims.room, "count", lambda: 0)

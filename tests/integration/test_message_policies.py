@@ -1,4 +1,4 @@
-"""Policies of a single message: sent with it, and before those of its task and its queue."""
+"""Policies sent with a single message come before those of its task and its queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between the stock transport and ours: whenever it is looked at, a message is in one place."""
+"""Moves between the stock transport and ours: a message is in one place at any time."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_large_lists_while_others_use_them(
     assert old == [str(n) for n in range(0, count, 3)]
 
 
-# Both directions: dry, killed and done again.
+# Both directions: dry run, killed, and repeated.
 
 
 def mixture(stock: Connect, client: redis.Redis, held: int = 20) -> None:

@@ -29,7 +29,7 @@ def channel(server: Server) -> Iterator[Any]:
 
 
 def bury(channel: Any, text: str, id: str, reason: str = "rejected", step: int = 0) -> None:
-    """One in each millisecond of their own."""
+    """Bury each letter in a different millisecond."""
     store = channel.store
     store.now = str(1000 + store.dead.count("mail"))
     store.bury("mail", "A", [(1, id, reason, f"{step}{text}".encode())])

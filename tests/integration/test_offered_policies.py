@@ -39,7 +39,7 @@ def declared(app: Celery, shard: str = "celery") -> PolicyRecord:
 
 
 def test_a_consumer_that_declares_nothing_obeys(open_app: OpenApp) -> None:
-    """Although no worker with the policies has ever been there."""
+    """This is so although no worker with the policies has ever run."""
     send(open_app(Limit(concurrency=1)), 2)
     with open_app().connection_for_read() as connection:
         channel = connection.default_channel
@@ -113,7 +113,7 @@ def test_what_cannot_be_declared_stops_no_message(open_app: OpenApp, client: red
 
 
 def test_consumers_go_before_producers(open_app: OpenApp) -> None:
-    """A server that has lost what they declared is offered less by the first one that sends."""
+    """If a server has lost their declarations, the first producer to send offers less."""
     app, producer = open_app(Limit(concurrency=1)), open_app(Limit(concurrency=2))
 
     @app.task(name="patient", shared=False, policies=[Timeout("7d")])

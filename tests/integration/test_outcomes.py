@@ -110,7 +110,7 @@ def test_processes_that_die(bench: Bench) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_a_worker_that_ends_says_so(number: int, bench: Bench) -> None:
-    """Nobody waits until its last sign of life is too old."""
+    """Its state is known before its last sign of life is too old."""
     delayed = bench.app.delayed
     bench.app.send_task("noop", task_id="short")
     with bench.worker(pool="prefork", concurrency=1) as worker:
@@ -144,7 +144,7 @@ def test_a_server_that_was_away(own_server: Server, tmp_path: Path) -> None:
 
 
 def test_one_truth(bench: Bench) -> None:
-    """The message, where there is one that waits, and the record say together where a task is."""
+    """The waiting message, if any, and the record together give the state of a task."""
     delayed = bench.app.delayed
     for id in ("ready", "again", "taken"):  # the last one has gone back to its queue
         bench.app.send_task("record", task_id=id)

@@ -1,4 +1,4 @@
-"""A paused queue, with real workers: they give back what they have not begun, and claim nothing."""
+"""Real workers of a paused queue return tasks they have not begun, and claim nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def held(bench: Bench) -> int:
 def test_who_runs_tasks_in_its_loop_finds_out(
     connection: Connection, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hears nothing while it is at work, and has claimed some already."""
+    """It gets no news while it is at work, and has claimed some tasks already."""
     monkeypatch.setattr(part, "PAUSE_SECONDS", 0)
     got: list[str] = []
 
@@ -110,7 +110,7 @@ def test_who_runs_tasks_in_its_loop_finds_out(
 
 
 def test_late_is_what_comes_late_after_the_pause(bench: Bench) -> None:
-    """The time of a pause counts neither for the signal nor for the metrics."""
+    """The duration of a pause counts neither for the signal nor for the metrics."""
     bench.app.send_task("record", task_id="a", countdown=3600)
     bench.app.delayed.pause("celery")
     assert bench.app.delayed.run_now("a")

@@ -1,4 +1,4 @@
-"""Another master is chosen while the present one is well, and accepts what will be lost."""
+"""A new master is chosen while the old one is healthy and accepts writes that will be lost."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_workers_and_producers_leave_the_old_master(
 def test_what_comes_in_the_middle_of_a_failover_is_kept(
     group: Group, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also from processes that have not heard how it began."""
+    """This includes processes that missed the start of the failover."""
     options = {"delayed_replicas_to_wait": 1}
     publish(connect(**options), "first")
     with ThreadPoolExecutor(1) as pool:
@@ -116,7 +116,7 @@ def test_what_comes_in_the_middle_of_a_failover_is_kept(
 def test_the_thread_of_leases_and_the_loop_find_the_master(
     group: Group, ledger: Ledger, tmp_path: Path, pool: str
 ) -> None:
-    """They are two threads of the system, and a socket that one opens is of no use to the other."""
+    """They are two system threads, and a socket that one opens cannot be used by the other."""
     options = {**group.options, "delayed_lease_seconds": 1.0}
     setup = Settings(f"delayed+{group.url}", None, options, str(ledger.path))
     worker = Worker(setup, tmp_path, pool=pool, concurrency=2)

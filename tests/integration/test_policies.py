@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 
 
 class Says(Policy):
-    """Answers as it is told, and writes down what it was asked."""
+    """Gives a preset answer, and records the messages it was asked about."""
 
     def __init__(self, answer: Callable[[Message], Any]) -> None:
         self.answer = answer
@@ -79,7 +79,7 @@ def test_marks_and_the_first_due_time_stay(open_app: OpenApp) -> None:
     first, second, third, *_ = policy.asked
     assert (first.marks, second.marks, third.marks) == ((), ("m0",), ("m0", "m1"))
     assert second.reason == "wait 0"
-    # It was published at once, so nobody wrote down when; from then on it is known.
+    # It was published at once, without a due time; from now on the time is known.
     assert first.due_ms is None
     policy.answer = lambda message: Run()
     wait_until(lambda: take(app), "it runs")
@@ -124,7 +124,7 @@ def test_bury(open_app: OpenApp, no_ack: bool) -> None:
     assert events(app)[-1] == ("buried", "no good")
     assert result.state == "FAILURE"
     assert "no good" in str(result.result)
-    # A replay begins anew.
+    # A replay starts again without earlier decisions.
     at = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(hours=2)
     app.delayed.dead.replay(["a"], at)
     info = app.delayed.get("a")

@@ -17,7 +17,7 @@ from tests.kit.wait import wait_until
 
 TEN = {"priority_steps": list(range(10))}
 SHUFFLED = (7, 2, 9, 0, 4, 1, 8, 3, 6, 5)
-#: The lists that readers of four steps know.
+#: The lists that readers of four steps use.
 BUCKETS = [0, 0, 0, 3, 3, 3, 6, 6, 6, 9]
 
 

@@ -90,7 +90,7 @@ def page_of(worker: Worker) -> Page:
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_worker(bench: Bench, pool: str) -> None:
     with bench.worker(pool=pool, concurrency=2, gossip=False) as worker:
-        bench.send("a", countdown=2)  # not due before it is stored, however slow the machine
+        bench.send("a", countdown=2)  # never due before it is stored, even on a slow machine
         bench.send("b", countdown=0)
         bench.send("c", countdown=0, name="retry", args=(3600,))
         bench.send("d", countdown=0, name="reject")
@@ -125,7 +125,7 @@ def test_worker(bench: Bench, pool: str) -> None:
 
 
 def test_children_of_a_pool(bench: Bench, tmp_path: Path) -> None:
-    """They count the tasks they send; a folder for all processes shows them on the worker's page."""
+    """They count the tasks they send; a folder for all processes shows it on the worker's page."""
     directory = tmp_path / "metrics"
     directory.mkdir()
     environment = {"PROMETHEUS_MULTIPROC_DIR": str(directory)}
@@ -219,7 +219,7 @@ def test_gauges(measured: CollectorRegistry, bench: Bench, monkeypatch: pytest.M
 
 
 def test_prometheus_hangs_up(capfd: pytest.CaptureFixture[str]) -> None:
-    """Nothing is written to the log for it, but for a fault of ours."""
+    """Nothing is logged for that, only for a fault of ours."""
     server = MetricsServer("127.0.0.1", 0, lambda: b"")
     try:
         raise BrokenPipeError("gone")
@@ -245,7 +245,7 @@ def test_what_cannot_be_counted_costs_nothing_else(
 def test_a_signal_handler_that_counts_in_the_middle_of_counting(
     measured: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lock of prometheus_client would never be free."""
+    """Otherwise a lock of prometheus_client would never be released."""
     counts = measure(measured)
     child = counts._of("scheduled_total", "mail")
     count, handled = child.inc, threading.Event()
@@ -290,7 +290,7 @@ def test_a_child_leaves_all_to_its_parent(measured: CollectorRegistry) -> None:
 def test_a_child_counts_whatever_threads_of_its_parent_did(
     measured: CollectorRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was counting is not there, and its number may be another one's."""
+    """A thread that was counting does not exist there, and its number may be reused."""
     counts = instrumentation.current
     assert counts is not None
     monkeypatch.setattr(measuring, "_counting", {*measuring._counting, threading.get_ident()})
@@ -415,7 +415,7 @@ def test_a_worker_does_not_start_with_a_wrong_setting(setting: str, given: Any) 
 
 @pytest.fixture
 def told(bench: Bench) -> set[str]:
-    """The names of all that a worker and an API tell."""
+    """The names of all metrics of a worker and an API."""
     api = Api(bench.app, needs_token=False)
     with bench.worker(gossip=False) as worker, serving(api) as url:
         return page_of(worker).names | Page(httpx.get(f"{url}/metrics").text).names

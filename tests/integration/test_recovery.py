@@ -84,7 +84,7 @@ def cut_network(scene: Scene) -> None:
 
 
 def pause_beyond_the_lease(scene: Scene) -> None:
-    """Others could have taken the messages, and this worker is alone."""
+    """Other workers could have taken the messages, but this worker is alone."""
     scene.proxy.pause()
     threading.Timer(2 * CARRYING_LEASE_SECONDS, scene.proxy.resume).start()
 
@@ -175,7 +175,7 @@ def test_an_ack_during_an_outage_counts_when_its_consumer_closes(
 def test_an_ack_outlives_a_channel_that_is_closed_without_the_broker(
     own_server: Server, proxy: Proxy, acked: str, lease_seconds: float
 ) -> None:
-    """Whether its program acks before or after that, and however long the broker stays away."""
+    """Its program may ack before or after that, and the broker may stay away for any time."""
     options = {"delayed_reconnect_seconds": 0, "delayed_lease_seconds": lease_seconds}
     url = f"delayed+{url_of(proxy.port)}"
     with (
@@ -202,7 +202,7 @@ def test_an_ack_outlives_a_channel_that_is_closed_without_the_broker(
 def test_what_is_cancelled_while_the_result_backend_is_away_runs_again(
     own_server: Server, proxy: Proxy, ledger: Ledger, tmp_path: Path
 ) -> None:
-    """Celery may cancel late tasks when it loses its broker, and tells their results."""
+    """Celery may cancel late tasks when it loses its broker, and stores their results."""
     settings = Settings(
         f"delayed+{url_of(proxy.port)}",
         url_of(proxy.port),
@@ -251,7 +251,7 @@ def test_a_claim_that_is_interrupted_hands_nothing_out_twice(own_server: Server)
 
 
 def lose_an_answer(proxy: Proxy, call: Callable[[], Any]) -> None:
-    """The server does what it was told, and its answer is lost."""
+    """The server runs the command, but its answer is lost."""
     proxy.pause()
     with pytest.raises((OSError, redis.exceptions.RedisError)):
         call()
@@ -388,7 +388,7 @@ def test_it_gives_up_after_its_patience(own_server: Server, proxy: Proxy) -> Non
     connection.release()
 
 
-# Workers that end.
+# Workers that exit.
 
 
 def test_failover_urls(own_server: Server, ledger: Ledger, tmp_path: Path) -> None:

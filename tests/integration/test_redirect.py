@@ -119,7 +119,7 @@ def test_a_broker_that_fails_on_the_way(
 def test_what_was_sent_is_dropped_after_all(
     filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it would run in both queues."""
+    """Otherwise it would run in both queues."""
     cancel, fails = Backlog.cancel, iter([True, True, False])
 
     def cancels(self: Backlog, *args: Any, **options: Any) -> Any:
@@ -217,7 +217,7 @@ def test_one_whose_answer_was_lost_is_in_the_other_queue_only(
 def test_one_that_is_due_soon_is_sent_once(
     filled: Delayed, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the time that it is sent again it may have run."""
+    """It may have run by the time of a second send."""
     bench.send("soon", 30)
     put, count = Channel._put, [0]
 

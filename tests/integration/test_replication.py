@@ -108,7 +108,7 @@ def test_a_delayed_message_that_is_sent_again_is_kept_once(
 def test_what_follows_from_a_question_comes_when_its_end_is_replicated(
     client: redis.Redis, replica: Server
 ) -> None:
-    """Else a failover would forget that it has ended, and it could end in another way."""
+    """Otherwise a failover would forget that it has ended, and it could end in another way."""
     ask(Correlation(Store(client), "q"), "a")
     settle = ("n", "a", "timed_out", KEPT_MS)
     with replica.standing_still(), pytest.raises(NotReplicated):

@@ -147,7 +147,7 @@ def test_an_uncaught_error(app: Celery) -> None:
     assert letter.at - first.at < timedelta(seconds=60)
     assert letter.info.consumer.startswith("w1@test:")
 
-    # A replay begins anew: with all attempts, and without the history.
+    # A replay starts again with all attempts and without the history.
     app.delayed.dead.replay([result.id])
     info = app.delayed.get(result.id)
     assert (info.headers["retries"], info.headers.get("delayed_failures")) == (0, None)
@@ -161,7 +161,7 @@ def test_an_uncaught_error(app: Celery) -> None:
 @pytest.mark.parametrize("conflict", ["refuse", "debounce"])
 @pytest.mark.parametrize("base", [None, UniqueTask])
 def test_a_unique_task_is_buried(app: Celery, until: Any, conflict: str, base: Any) -> None:
-    """It is not sent again in place of that, for ever."""
+    """It is buried instead of being sent again for ever."""
 
     @app.task(name="fails", shared=False, base=base, policies=[Backoff(10, retries=1)])
     def fails() -> None:
@@ -391,7 +391,7 @@ def test_a_pool_that_cannot_end_tasks_says_which_took_too_long(bench: Bench, poo
 
 
 def overran(bench: Bench, id: str) -> bool:
-    """Whether it ran over its limit, and then came to its end."""
+    """Whether it ran over its limit and then finished."""
     history = bench.app.delayed.history(id)
     events = [step.event for step in history.steps] if history else []
     return events == ["received", "started", "overran", "succeeded"]

@@ -252,7 +252,7 @@ def test_cancel_a_chain_by_its_root(bench: Bench) -> None:
     assert bench.ledger.ids() == [first.id, "sentinel"]
 
 
-# With workers, which are told as well and forget it when they end.
+# With workers, which are told as well and forget it when they exit.
 
 
 @pytest.mark.smoke
@@ -353,7 +353,7 @@ def test_what_is_ready_stays_revoked_without_a_worker(
 
 
 def test_a_thousand_in_a_row(bench: Bench, tmp_path: Path) -> None:
-    """They wait for the same process, and each hands on its turn: not within that of the last."""
+    """They wait for the same process; each passes its turn on without nesting in the last one."""
     door, ids = tmp_path / "door", [f"revoked-{n}" for n in range(1_000)]
     with bench.worker(pool="prefork", options=["--prefetch-multiplier", "2000"]) as worker:
         bench.app.send_task("until", (str(door),), task_id="first")

@@ -81,7 +81,7 @@ def started(ledger: Ledger) -> dict[str, list[str]]:
 
 
 def left_over(client: redis.Redis) -> dict[str, int]:
-    """Messages that are still somewhere."""
+    """The messages that are left in any place."""
     found: dict[str, int] = {}
     for queue in QUEUES:
         for key in client.keys(f"{{{queue}}}:unacked:*"):
@@ -132,7 +132,7 @@ def test_the_other_version_takes_over(
 def test_a_large_queue_stays_where_both_find_its_messages(
     senders: list[Callable[..., str]], client: redis.Redis
 ) -> None:
-    """Though no worker of the previous version, which would be seen, consumes it."""
+    """This is so although no worker of the previous version consumes it and could be noticed."""
     old, new = senders
     unique = {"delayed_unique": "k", "delayed_conflict": "replace"}
     old("record", queue="mail", countdown=3600)

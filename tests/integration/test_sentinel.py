@@ -160,7 +160,7 @@ def test_plain_kombu(group: Group, connect: Connect) -> None:
 
 @pytest.mark.crash
 def test_a_master_that_stands_still(group: Group, connect: Connect) -> None:
-    """It closes no connection, and wakes up when another one is the master."""
+    """It closes no connection, and wakes up after another server has become the master."""
     limits = {"socket_timeout": 1, "health_check_interval": 1, "delayed_poll_seconds": 60}
     connection, source = connect(**limits), connect(**limits, delayed_replicas_to_wait=1)
     inbox = Inbox(connection, MAIL)
@@ -180,7 +180,7 @@ def test_a_master_that_stands_still(group: Group, connect: Connect) -> None:
 @pytest.mark.crash
 @pytest.mark.skipif(not hasattr(stock.Channel, "client_name"), reason="new in Kombu 5.6")
 def test_a_master_that_becomes_a_replica(group: Group, connect: Connect) -> None:
-    """It closes what it can, and refuses to be written to; every connection goes to the next."""
+    """It closes what it can and refuses writes; every connection moves to the next master."""
     connection, source = connect(client_name="ours"), connect(client_name="ours")
     inbox = Inbox(connection, MAIL, ack=False)
     Inbox(connection, NEWS)
@@ -208,5 +208,5 @@ def test_a_master_that_becomes_a_replica(group: Group, connect: Connect) -> None
 
 
 def _commands(client: redis.Redis) -> set[str]:
-    """The last ones of our connections."""
+    """The last commands of our connections."""
     return {each["cmd"] for each in client.client_list() if each["name"] == "ours"}

@@ -1,4 +1,4 @@
-"""A queue that is spread over shards is one queue to who uses it, however many they are."""
+"""A queue spread over any number of shards is one queue to its users."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def mail_app(connection: Connection) -> Celery:
 def test_temporary_queues_are_not_spread(
     given: dict[str, Any], connect: Connect, client: redis.Redis
 ) -> None:
-    """They would leave their numbers behind, one for each client that there ever was."""
+    """Each client would leave the shard count of its queue behind for ever."""
     connection = connect(delayed_shards=3)
     queue = Queue("temporary", durable=False, **given)
     inbox = Inbox(connection, queue)
@@ -107,7 +107,7 @@ def test_temporary_queues_are_not_spread(
 
 
 def test_replies_are_not_spread(connect: Connect, client: redis.Redis) -> None:
-    """Also by the program that sends them, which does not declare their queue."""
+    """This includes the program that sends them, which does not declare their queue."""
     connection = connect(delayed_shards=3)
     lifetimes.note("replies", 60_000)
     try:
@@ -184,7 +184,7 @@ def test_a_consumer_follows_when_there_are_more(
 def test_a_queue_with_limits_is_not_spread_by_another_process(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker keeps its limits and says why it takes no more; one that starts then is refused."""
+    """A worker keeps its limits and says why it takes no more; one that starts later is refused."""
     options = {"delayed_policies": {"mail": [Limit(concurrency=1)]}}
     inbox = Inbox(connect(**options), MAIL, ack=False)
     inbox.drain(0.01)
@@ -237,7 +237,7 @@ def test_size_purge_and_delete(connect: Connect, client: redis.Redis) -> None:
 
 
 def test_what_is_dropped_is_in_all_shards(connect: Connect) -> None:
-    """Also when another process has made some in this very moment; and it is not overlooked."""
+    """This includes shards that another process has just made; they are not overlooked."""
     many, channel = connect(delayed_shards=4), connect().default_channel
     MAIL(channel).declare()
     send(many, *range(30))
@@ -262,7 +262,7 @@ def test_get_looks_into_all(connect: Connect) -> None:
 
 @pytest.mark.parametrize("prefetch_count", [1, 5])
 def test_each_queue_has_its_share(connect: Connect, prefetch_count: int) -> None:
-    """Four shards are not served four times as often as the one of another queue."""
+    """Four shards are not served four times as often as the single shard of another queue."""
     connection = connect(delayed_shards={"mail": 4})
     send(connection, *range(200))
     other = Queue("other")
@@ -341,7 +341,7 @@ def test_a_task_is_found_where_it_was_before_the_number_changed(tasks: Tasks, no
 
 @pytest.mark.parametrize("is_heard", [False, True])
 def test_every_copy_of_a_task_is_found(tasks: Tasks, is_heard: bool) -> None:
-    """Sent again when there were fewer shards, a task is twice in the queue."""
+    """A task sent again when there were fewer shards is in the queue twice."""
     tasks(7, 12)
     delayed = tasks(3, 12)
     ids = [str(n) for n in range(12)]

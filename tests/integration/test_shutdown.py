@@ -1,4 +1,4 @@
-"""Workers that are told to end, killed, or stopped for a while: where their messages are then."""
+"""Where messages are after workers are told to exit, killed, or stopped for a while."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.kit.workers import Worker
 pytestmark = [pytest.mark.thorough, pytest.mark.crash]
 
 KIND = available_kinds()[0]
-#: Long enough that nothing comes back by the end of a lease.
+#: Long enough that nothing comes back because a lease expires.
 LONG_LEASE_SECONDS = 60
 LEASE_SECONDS = 1.0
 UNHEARD = "tests.kit.unheard_app"
@@ -85,7 +85,7 @@ class Bench:
         wait_until(lambda: active() >= count, f"{count} tasks are known to be active")
 
     def wait_for_processes(self, count: int) -> list[int]:
-        """Celery gives a process of its pool no task before it has heard that it is up."""
+        """Celery gives a process of its pool no task before it knows that the process is up."""
 
         def up() -> list[int]:
             found = self.app.control.inspect(timeout=1).stats() or {}
@@ -163,7 +163,7 @@ def test_cold_shutdown_returns_everything_within_a_second(
         bench.wait_for_active(2)
     *first, last = COLD[how]
     send(worker, *first)
-    if first:  # a signal that interrupts the giving back changes the order
+    if first:  # a signal that interrupts the return of messages changes the order
         running = 1 if pool == "solo" else 2
         wait_until(lambda: bench.unacked == running, "what was not begun is back")
     send(worker, last)
@@ -197,7 +197,7 @@ def test_cold_shutdown_needs_no_lock_that_another_signal_has_left_locked(bench: 
 
 @pytest.mark.parametrize("how", ["SIGQUIT", "SIGTERM, SIGQUIT"])
 def test_cold_shutdown_waits_for_threads(bench: Bench, how: str) -> None:
-    """Celery cannot end a thread: while it runs on, its message must not be another worker's."""
+    """Celery cannot stop a thread: while it runs, no other worker may have its message."""
     worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool="threads", concurrency=2)
     ids = bench.load(worker, 1.5)
     bench.ledger.wait_for(2)
@@ -218,7 +218,7 @@ def test_a_signal_handler_cancels_while_a_message_is_handed_over(
     monkeypatch: pytest.MonkeyPatch,
     error: type[Exception] | None,
 ) -> None:
-    """As Celery's does in a cold shutdown: the message is not taken for one that is none."""
+    """Celery's handler does so in a cold shutdown: the message must not count as invalid."""
     inbox = Inbox(connection, MAIL)
     (tag,) = inbox.consumer._active_tags.values()
     channel = inbox.consumer.channel
@@ -269,7 +269,7 @@ def test_what_is_being_handed_over_goes_back_with_the_others(
     monkeypatch: pytest.MonkeyPatch,
     when: str,
 ) -> None:
-    """In their order, where its program says when it begins."""
+    """They return in order, if the program reports when it begins a message."""
     inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
     channel, handed = inbox.consumer.channel, []
     opener = channel.consumer.parts[0].opener
@@ -307,7 +307,7 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
     when: str,
 ) -> None:
-    """At once: what a signal handler does next may take as long as a task."""
+    """They go back at once: the signal handler may then take as long as a task."""
     inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
     channel = inbox.consumer.channel
     store, ends = channel.store, []
@@ -339,7 +339,7 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
 def test_nothing_is_begun_whose_lease_is_heard_to_have_ended_while_that_is_asked(
     connection: Connection, monkeypatch: pytest.MonkeyPatch, hears: str
 ) -> None:
-    """By another thread, which closes the connection that the question went out on."""
+    """Another thread learns it, and closes the connection of the renewal."""
     inbox = hold(connection, "x")
     channel, tag = inbox.consumer.channel, inbox.messages[0].delivery_tag
     channel.handed_out.waits(tag)
@@ -368,7 +368,7 @@ def test_giving_back_that_was_interrupted_is_done_again(
     holder: str,
     move: str,
 ) -> None:
-    """By another signal's handler, which raises."""
+    """The handler of another signal interrupts it by raising."""
     inbox = hold(connection, *"abc")
     channel = inbox.consumer.channel
     with monkeypatch.context() as patch:
@@ -405,7 +405,7 @@ def test_a_signal_handler_gives_back_what_it_has_interrupted_the_giving_back_of(
 def test_nobody_waits_for_a_thread_that_tells_the_server(
     connection: Connection, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which a signal handler may have interrupted, to wait for the other one."""
+    """A signal handler may have interrupted that thread and would wait for it for ever."""
     inbox = hold(connection, "a", "b", received=2)
     store = inbox.consumer.channel.consumer.store
     ack, others = store.ack, list[threading.Thread]()
@@ -454,7 +454,7 @@ COMMANDS = {
     ],
 )
 def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, name: str) -> None:
-    """The others are back within a second, while Celery may be busy with those that run."""
+    """Other tasks are back within a second, while Celery may be busy with the running ones."""
     setup, command = bench.settings(LONG_LEASE_SECONDS), COMMANDS.get(pool)
     worker = bench.worker(setup, pool=pool, concurrency=2, command=command)
     later = bench.app.send_task("record", countdown=3600).id
@@ -469,7 +469,7 @@ def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, name: str) ->
     begun = set(bench.ledger.ids())
     assert len(begun) == running
     assert all(bench.phases(id) == ["start", "end"] for id in begun)
-    # In any order: what a claim that was under way brought is given back after the others.
+    # In any order: messages of a claim that was under way are given back after the others.
     assert sorted(bench.queued) == sorted(set(ids) - begun)
     assert bench.client.hkeys("{celery}:messages") == [later.encode()]
     assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
@@ -477,7 +477,7 @@ def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, name: str) ->
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_warm_shutdown_acks_each_task_when_it_ends(bench: Bench, pool: str) -> None:
-    """And not when the last one has ended: the worker, or the server, may be gone by then."""
+    """It does not wait for the last task: the worker or the server may be gone by then."""
     settings = bench.settings(LONG_LEASE_SECONDS, task_acks_late=True)
     worker = bench.worker(settings, pool=pool, concurrency=2)
     ends = [bench.directory / name for name in ("first", "second")]
@@ -510,7 +510,7 @@ BUSY_POOLS: dict[str, dict[str, Any]] = {
 def test_a_warm_shutdown_repeats_nothing_that_its_pool_has_run(
     bench: Bench, kind: str, task: str
 ) -> None:
-    """The worker has not heard that the tasks were begun when it is told to end.
+    """The worker does not know yet that the tasks were begun when it is told to exit.
 
     Celery's own shutdown would wait 30 s, which is longer than `stop` does, for their results.
     """
@@ -536,7 +536,7 @@ def test_a_warm_shutdown_repeats_nothing_that_its_pool_has_run(
 
 
 def test_a_warm_shutdown_writes_a_task_to_its_end(bench: Bench) -> None:
-    """A process has read a part of it when the worker is told to end."""
+    """A process has read a part of it when the worker is told to exit."""
     worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool="prefork")
     worker.start()
     (process,) = bench.wait_for_processes(1)
@@ -593,7 +593,7 @@ def test_what_a_killed_worker_held_is_back_within_its_lease(bench: Bench) -> Non
 def test_a_worker_runs_what_it_holds_when_the_server_has_lost_its_data(
     bench: Bench, pool: str, how: str
 ) -> None:
-    """Nobody else can have it: the lease of the worker lasts by its own clock."""
+    """No other worker can have it: the worker's lease lasts by its own clock."""
     worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
     ids = bench.load(worker, 2, 4)
     wait_until(lambda: bench.unacked == 4, "it has claimed all")

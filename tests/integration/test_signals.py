@@ -61,7 +61,7 @@ def test_scheduled_is_what_is_due_later(options: dict[str, Any], count: int, ben
     ],
 )
 def test_scheduled_parts(canvas: Callable[..., Any], count: int, bench: Bench) -> None:
-    """Those that are sent now; a later step of a chain is sent by who has run the one before."""
+    """Only parts sent now are reported; the worker of each step sends the next step of a chain."""
 
     def part(countdown: float | None = 60) -> Any:
         return bench.app.signature("record", countdown=countdown)
@@ -126,7 +126,7 @@ def test_a_task_that_is_pushed(bench: Bench) -> None:
 
 
 def test_parts_that_take_each_other_s_place(server: Server, tmp_path: Path) -> None:
-    """Told when the producer is free again, which a result backend may need."""
+    """The signal is sent when the producer is free again, as a result backend may need it."""
     with extended(server, tmp_path, broker_pool_limit=1) as bench:
         bench.app.conf.result_backend = "rpc://"
         headers = unique_headers("k", "replace")

@@ -20,7 +20,7 @@ COUNT = 20_000
 
 
 def message_of(server: Server, client: redis.Redis, payload: int) -> tuple[str, str]:
-    """Id and text of a task with so many bytes of arguments as JSON."""
+    """Id and text of a task whose arguments have this many bytes as JSON."""
     with make_app(Settings(f"delayed+{server.url}")) as app:
         id = app.send_task("shop.remind", ("x" * (payload - 4),), countdown=3600).id
     kept: Any = client.hget("{celery}:messages", id)

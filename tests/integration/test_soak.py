@@ -1,4 +1,4 @@
-"""Of many short-lived queues and connections nothing stays, in Redis or in the worker."""
+"""Many short-lived queues and connections leave nothing in Redis or in the worker."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ pytestmark = [
 #: Tasks, answers, messages for now, and such as are delayed now and then: 40 messages a queue.
 EACH = 10
 MEMORY_BYTES = 5_000_000
-#: Threads that renew leases may open a connection again that was just closed, and a worker opens
-#: those to answer by as its threads need them at once.
+#: Threads that renew leases may reopen a connection that was just closed, and a worker opens as
+#: many connections for answers as its threads need at once.
 FEW = 10
 ENDS = ("acked", "requeued", "given back", "cancelled")
 

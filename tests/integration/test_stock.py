@@ -1,4 +1,4 @@
-"""Beside Kombu's own Redis transport: one queue, both transports, either side."""
+"""One queue shared with Kombu's own Redis transport, on either side."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_ours_to_stock(stock: Connection, ours: Connection) -> None:
 
 
 def order_after(connection: Connection, client: redis.Redis, requeued: list[int]) -> list[Any]:
-    """Three of five are held, some of them requeued, and the last one given back by the close."""
+    """Hold three of five, requeue some of them, and let the close give back the last one."""
     client.flushall()
     publish(connection, *range(5))
     with connection.clone() as other:

@@ -46,7 +46,7 @@ def send(app: Celery, queue: str, id: str, **options: Any) -> None:
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("module", ["tests.kit.routes_app", "tests.kit.extended_routes_app"])
 def test_all_run(pool: str, module: str, app: Celery, settings: Settings, tmp_path: Path) -> None:
-    """On each worker, where all of them have it; also with a countdown, and while others run."""
+    """Broadcast tasks run on each worker, even with a countdown and while other tasks run."""
     ledger = Ledger(tmp_path / "ledger")
     with ExitStack() as stack:
         for name in ("w1", "w2"):

@@ -1,4 +1,4 @@
-"""Task ids that sort by time, each in a process of its own: they are for all of a process."""
+"""Task ids that sort by time; each test uses a separate process, as they apply to all of it."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def test_the_bits_of_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == 200
     assert {each.int >> 80 for each in found} == {at_ms}
     assert {(each.version, each.variant) for each in found} == {(7, uuid.RFC_4122)}
-    for bit in {*range(62), *range(64, 76)}:  # left to chance
+    for bit in {*range(62), *range(64, 76)}:  # these are random
         assert {each.int >> bit & 1 for each in found} == {0, 1}

@@ -31,7 +31,7 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 )
 @pytest.mark.parametrize("scheme", ["rediss", "redis"])
 def test_as_the_url_says(tls_server: Server, scheme: str, query: str) -> None:
-    """Options for TLS ask for it, as in Kombu's Redis transport: nothing is sent in plain text."""
+    """Options for TLS enable it, as in Kombu's Redis transport: nothing is sent in plain text."""
     authority = quote(str(tls_server.ca_file), safe="")
     base = f"delayed+{scheme}://127.0.0.1:{tls_server.port}/0"
     passes_on(Connection(f"{base}?{query.format(authority=authority)}"))

@@ -118,7 +118,7 @@ def test_a_retry_is_in_the_trace_as_well(bench: Bench, tmp_path: Path) -> None:
             return [span for span in found if span["name"] == "run/retry"]
 
         wait_until(lambda: len(runs()) == 2, "it has run twice", 30)
-        found = wait_for_span(spans, "wait/retry")  # nobody has told when the first was sent
+        found = wait_for_span(spans, "wait/retry")  # nothing records when the first was sent
     first, second = runs()
     assert first["context"]["trace_id"] == second["context"]["trace_id"]
     assert found["wait/retry"]["context"]["trace_id"] == first["context"]["trace_id"]

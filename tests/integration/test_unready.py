@@ -91,7 +91,7 @@ def loading(server: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_full(server: Server) -> Iterator[None]:
-    """It cannot write its snapshot, so that it refuses to change anything, and a PING."""
+    """The server cannot write its snapshot, so it refuses all writes, and a PING."""
     in_the_way = server.directory / "dump.rdb" / "x"
     with server.client() as client:
         client.config_set("save", "3600 1000000")

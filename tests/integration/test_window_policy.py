@@ -1,4 +1,4 @@
-"""Windows when sending, whichever way, and when delivered too late."""
+"""Windows apply to every way of sending, and to late deliveries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def now() -> datetime:
 
 
 def window_in(hours: int) -> tuple[Window, datetime]:
-    """A window that opens so many full hours from now, for an hour, and when that is."""
+    """A window that opens this many full hours from now, for an hour, and its opening time."""
     opens = now().replace(minute=0, second=0, microsecond=0) + hours * HOUR
     return Window(f"{opens:%H}:00-{opens + HOUR:%H}:00".replace("-00:00", "-24:00")), opens
 
@@ -111,7 +111,7 @@ def test_a_retry_waits_for_the_window(app: Celery) -> None:
 
 
 def test_delivered_too_late(app: Celery, connect: Connect) -> None:
-    """Sent by a program that knows no policies, as if it had been delivered after its window."""
+    """A program without policies sends it, as if it were delivered after its window."""
     other = make_app(Settings(app.conf.broker_url))
     other.send_task("record", task_id="a")
     with app.connection_for_read() as connection:

@@ -1,4 +1,4 @@
-"""Systems without `fcntl` and forks, such as Windows: what needs none of it works there."""
+"""Systems without `fcntl` and forks, such as Windows: all that does not need them works."""
 
 from __future__ import annotations
 
