@@ -8,5 +8,5 @@ from kombu_delayed.store.store import Store
 
 @pytest.fixture
 def store(client: redis.Redis) -> Store:
-    """For this store it is 1000 ms, until a test sets `store.now`."""
+    """A store whose clock shows 1000 ms, until a test sets `store.now`."""
     return Store(client, now="1000")

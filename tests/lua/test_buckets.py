@@ -28,7 +28,7 @@ def entries(count: int, first: int = 0) -> list[Entry]:
 
 
 def buckets(client: redis.Redis, key: str = KEY) -> list[int]:
-    """How many bytes each bucket has."""
+    """The number of bytes in each bucket."""
     return [
         sum(len(id) + len(record) for id, record in client.hgetall(name).items())
         for name in (key, *(each for each in all_keys(client) if each.startswith(f"{key}:")))
@@ -96,7 +96,7 @@ def test_a_large_hash_of_an_older_format_is_moved_bit_by_bit(
 
 
 def test_beside_workers_that_know_no_buckets(store: Store, client: redis.Redis) -> None:
-    """Their names do not end with the length of a lease; what they promote would be lost."""
+    """Their names do not end with a lease length; messages they promote would be lost."""
     client.zadd("{q}:consumers", {"host-1-abc.0": 1})
     store.schedule("q", entries(500))
     assert len(buckets(client)) == 1

@@ -1,4 +1,4 @@
-"""Large backlogs are compressed with a dictionary, if that is asked for."""
+"""Large backlogs are compressed with a dictionary if an option enables it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOT_COMPRESSED = {"a name to be escaped"}
 
 @pytest.fixture
 def store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """One whose queue is large, has a dictionary, and holds one message that is compressed."""
+    """A store whose queue is large, has a dictionary, and holds one compressed message."""
     monkeypatch.setattr(zstd, "train", lambda samples: dictionary())
     make_large(store)
     return store
@@ -133,7 +133,7 @@ def test_messages_are_small(store: Store, client: redis.Redis) -> None:
 def test_what_a_page_has_found_is_read_when_it_is_asked_for(
     store: Store, client: redis.Redis, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue may have been emptied since then, and its dictionaries be gone."""
+    """The queue may have been emptied since then, and its dictionaries may be gone."""
     store.schedule("q", [Entry(ID, 0, text, "3000")])
     (waiting,) = Backlog(store, "q").page(due_after_ms=2500).waiting
     assert waiting.seen is None or waiting.seen[:2] == (0, 3000)
@@ -266,7 +266,7 @@ def test_events_tell_of_it_as_of_any(store: Store, client: redis.Redis) -> None:
     assert tenants == ["", "", "t-1", "7", "", "t-2"]
 
 
-# Mixed queues, and who may not take part.
+# Mixed queues, and clients that may not take part.
 
 
 def test_switched_on_and_off(store: Store, client: redis.Redis) -> None:
@@ -284,7 +284,7 @@ def test_switched_on_and_off(store: Store, client: redis.Redis) -> None:
 
 
 def test_a_small_queue_is_not_compressed(store: Store, client: redis.Redis) -> None:
-    """Also where its producer has not heard yet that it is small again."""
+    """This is so even if its producer does not know yet that it is small again."""
     store.purge("q")
     assert not client.keys("*"), "its dictionaries are gone as well"
     assert store.large == {"q"}
@@ -305,7 +305,7 @@ def test_beside_a_worker_of_0_1_0_nothing_is_compressed(store: Store, client: re
 
 
 def test_a_dictionary_that_was_lost_is_not_used(store: Store, client: redis.Redis) -> None:
-    """As after a failover that has lost it: the producer still has it at hand."""
+    """For example after a failover that has lost it: the producer still has it at hand."""
     client.delete(DICTIONARIES)
     text = task(ID)
     assert store.schedule("q", [Entry(ID, 0, text, "2000")]).delayed == 1
@@ -430,7 +430,7 @@ def test_a_doctor_drops_those_of_an_empty_queue(store: Store, client: redis.Redi
 def test_beside_stock_workers_nothing_is_compressed(
     store: Store, client: redis.Redis, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """These would lose it."""
+    """Stock workers would lose it."""
     version = store.dictionaries.packer("q")[1]
     store.purge("q")
     for each in entries(150, seed=4):

@@ -127,7 +127,7 @@ def test_pages_while_what_was_read_is_moved(
 
 
 def test_pages_go_by_bytes(backlog: Backlog) -> None:
-    """Also where the server's locale sorts letters in another order."""
+    """This is so even if the server's locale sorts letters in another order."""
     names = ["a", "B", "aB", "Ab", "é", "z", "_", "a-", "ab", ""]
     schedule(backlog, *(entry(name, 2000) for name in names))
     pages = itertools.islice(backlog.pages(size=1), 99)
@@ -156,7 +156,7 @@ def test_page_by_page(backlog: Backlog) -> None:
     schedule(backlog, *(entry(f"{n:02}", 2000 + n // 4) for n in range(20)))
     found, place, looked_at = backlog.page(due_after_ms=2001, due_before_ms=2002, size=2)
     assert ([each.member for each in found], looked_at) == (["04", "05"], 2)
-    backlog.cancel(["05"])  # what the place stands for
+    backlog.cancel(["05"])  # the message that the place stands for
     assert [each.member for each in backlog.page(place, due_before_ms=2002)[0]] == ["06", "07"]
 
 

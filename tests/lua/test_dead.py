@@ -1,4 +1,4 @@
-"""Dead letters: how messages get there, how many stay, and how they come back."""
+"""Dead letters: how messages become one, how many are kept, and how they come back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS = pytest.mark.parametrize("way", ["release", "reclaim"])
 
 
 def dead_keys(letters: dict[str, str], **notes: str) -> dict[str, Any]:
-    """Return the keys of letters that were rejected by A at 1000, or with other notes."""
+    """Return the keys of letters that A rejected at 1000, or that have other notes."""
     return {
         "{q}:dead": dict.fromkeys(letters, 1000),
         "{q}:dead-messages": letters,

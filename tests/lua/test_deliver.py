@@ -35,7 +35,7 @@ def test_the_last_one_that_was_delayed_takes_its_token_along(
 def test_what_is_handed_out_at_once_is_not_written_to_the_ready_list(
     store: Store, client: redis.Redis
 ) -> None:
-    """It would be twice in the append-only file, and on its way to each replica."""
+    """Otherwise it would go twice to the append-only file and to each replica."""
     store.schedule("q", [entry(id, due) for id, due in zip("abcd", range(2001, 2005), strict=True)])
     client.rpush("q", A)
     store.now = "9000"
@@ -59,7 +59,7 @@ def test_what_falls_due_without_room_is_ready(store: Store, client: redis.Redis)
 
 
 def written(client: redis.Redis) -> dict[str, int]:
-    """How many calls have pushed to a list since the statistics were reset."""
+    """The number of calls that have pushed to a list since the statistics were reset."""
     calls: Any = client.info("commandstats").get("cmdstat_lpush", {})
     return {"q": calls["calls"]} if calls else {}
 
@@ -120,7 +120,7 @@ def test_promoted_by_priority(store: Store) -> None:
 
 @pytest.mark.parametrize("damaged", ["", "0", "02000no JSON", "no JSON", "0{}"])
 def test_what_was_damaged_stops_no_other(damaged: str, store: Store, client: redis.Redis) -> None:
-    """A consumer gets it, and buries what it cannot read."""
+    """A consumer gets it, and buries a message it cannot read."""
     store.schedule("q", [entry(id, 2000) for id in "abc"])
     client.hset("{q}:messages", "b", damaged)
     store.now = "2000"
@@ -237,7 +237,7 @@ def test_promise_ends_with_the_backlog(store: Store, client: redis.Redis) -> Non
 
 
 def established(store: Store, *names: str) -> None:
-    """Let consumers ask for nothing: they have a lease from then on, and no promise."""
+    """Make consumers claim nothing: they have a lease from then on, but no promise."""
     for name in names:
         deliver(store, name, want=0, waits=False)
 
@@ -324,7 +324,7 @@ def test_nothing_is_stored_by_halves_where_a_list_was_overwritten(
 def test_the_bytes_of_what_is_promoted_are_bounded(
     store: Store, client: redis.Redis, gate: Gate | None, steps: str, smaller: int
 ) -> None:
-    """250 messages of two megabytes had the server stand still for seconds."""
+    """250 messages of two megabytes once blocked the server for seconds."""
     large = [f"{number}-" + "x" * 200_000 for number in range(40)]
     sent = [str(number) for number in range(smaller)] + large
     for step in steps:

@@ -30,7 +30,7 @@ def _events(store: Store) -> None:
 
 
 def task(id: str, due: int | str = "", **headers: Any) -> Entry:
-    """A message as Celery's, whose body looks like headers."""
+    """A message like Celery's whose body looks like headers."""
     headers = {"lang": "py", "task": "mail.send", "id": id, **headers}
     body = json.dumps({"id": "no", "task": "no", "tenant": "no"})
     content = {"body": body, "headers": headers, "properties": {"delivery_tag": "tag"}}
@@ -260,7 +260,7 @@ def test_events_of_a_queue_that_expires_go_with_it(store: Store, client: redis.R
 def test_events_of_a_queue_that_nobody_uses_go(
     store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call in many lets the stream live on, and each that makes it anew."""
+    """One call in many extends the life of the stream, and so does each that recreates it."""
     monkeypatch.setattr(caller, "TRIM_SECONDS", math.inf)
     store.schedule("q", [task("0", 2000), task("1", 2000)])
     days = client.pttl("{q}:events") / 86_400_000  # type: ignore[operator]
@@ -294,7 +294,7 @@ def test_acks_of_a_server_that_has_lost_its_scripts(store: Store, client: redis.
     ack(store, 1)
     client.script_flush()
     store.ack("q", CONSUMER, [2], lambda: failed.append(2))
-    store.run("PING")  # an ack does not wait; what comes after it does
+    store.run("PING")  # an ack does not wait, but the next command does
     assert failed == [2]
     ack(store, 2, 3)
     assert [event.id for event in newest(store, "q", 3)] == ["0", "1", "2"]

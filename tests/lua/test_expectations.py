@@ -33,7 +33,7 @@ def at(correlation: Correlation, now_ms: int) -> None:
 
 
 def delivered(correlation: Correlation) -> list[str | None]:
-    """The answers in what is claimed."""
+    """The answers in the claimed messages."""
     found = deliver(correlation.store, lease_ms=500)
     return [answer_in(record[1:]) for record in found.records]
 
@@ -94,7 +94,7 @@ def test_a_second_answer_is_late(correlation: Correlation, state: str) -> None:
 
 @pytest.mark.parametrize("state", ["answered", "failed"])
 def test_an_answer_before_its_timeout_is_settled(correlation: Correlation, state: str) -> None:
-    """A consumer has the message, which has no answer in it: it learns of it when it settles."""
+    """A consumer has the message without the answer, and learns of it when it settles."""
     ask(correlation, "a")
     at(correlation, NOW_MS + TIMEOUT_MS)
     assert delivered(correlation) == [None]
@@ -245,7 +245,7 @@ def test_events(correlation: Correlation, store: Store) -> None:
 
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
-    """Kind of fault -> how many there are, and how many were repaired."""
+    """Return kind of fault -> how many there are, and how many were repaired."""
     found = examine_queue(store, "q", fix=fix, patience_seconds=0)
     return {each.kind: (each.count, each.fixed) for each in found if each.kind != "silent"}
 

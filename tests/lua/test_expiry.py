@@ -1,4 +1,4 @@
-"""A ready list that a script makes anew expires with its queue, though its caller does not know."""
+"""A ready list that a script recreates expires with its queue, unknown to its caller."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Call = Callable[[Store], Any]
 
 
 def prepare(store: Store) -> None:
-    """One of everything, at 1000; then it is 3000."""
+    """Make one of everything at 1000, then set the clock to 3000."""
     store.client.flushall()
     store.now = "1000"
     store.limits = Limits(max_deliveries=3, dead_limit=5)
@@ -157,7 +157,7 @@ WORKS: dict[str, Call] = {
 
 @pytest.mark.parametrize("call", WORKS.values(), ids=WORKS)
 def test_what_is_in_gets_out(call: Call, store: Store, client: redis.Redis) -> None:
-    """It does the same as on a server that has room."""
+    """Each move does the same as on a server that has room."""
     prepare(store)
     expected, after = call(store), dead_state(client)
     prepare(store)

@@ -86,7 +86,7 @@ def test_reclaim(lease: dict[str, Any], store: Store, client: redis.Redis) -> No
 def test_large_messages_go_back_a_few_at_a_time(
     way: str, small: int, store: Store, client: redis.Redis
 ) -> None:
-    """250 messages of two megabytes had the server stand still for seconds."""
+    """250 messages of two megabytes once blocked the server for seconds."""
     large = ["0" + message(f"{n}-" + "x" * 200_000) for n in range(20)]
     held = [*(["0" + A] * small), *large]
     seed(client, {"{q}:consumers": {"A": 1000}})
@@ -125,7 +125,7 @@ def test_reclaim_only_what_was_not_renewed_since(
 
 
 def test_reclaim_of_a_lease_that_ends_too_late(store: Store, client: redis.Redis) -> None:
-    """The clock that granted it was ahead."""
+    """The clock was ahead when it was granted."""
     seed(client, {"{q}:unacked:A": {"1": "0" + A}, "{q}:consumers": {"A": 10**9}})
     assert store.leases.reclaim("q", "A") == 0
     assert store.leases.reclaim("q", "A", 10**9) == 1
@@ -173,7 +173,7 @@ def test_what_is_held_decides_how_long_it_lasts(
     after = state(client)
     ends = [after[f"{{{name}}}:consumers"]["A"] for name in "pqr"]
     assert ends == [31_000, 31_000, 91_000]
-    assert client.zscore("{r}:consumers", "A") == 91_000.5  # and so it is known for an idle one
+    assert client.zscore("{r}:consumers", "A") == 91_000.5  # so it is known for an idle one, too
 
 
 OLD = "w:12:01234567"
@@ -200,13 +200,13 @@ def test_only_what_is_asked_for_is_renewed(
 
 
 def test_the_next_end_behind_one_that_has_ended(store: Store, client: redis.Redis) -> None:
-    """Those of a host that went down end one after the other."""
+    """The leases of a host that went down expire one after the other."""
     seed(client, {"{q}:consumers": {"A": 1050, "B": 999, "C": 1100, "D": 1200}})
     assert renew_all(store).next_end_ms == 1100
 
 
 def test_of_many_consumers_each_look_sees_others(store: Store, client: redis.Redis) -> None:
-    """A hundred workers, each with hundreds of queues, cost as much as their queues."""
+    """A hundred workers, each with hundreds of queues, cost no more than their queues."""
     queues = [f"q{n}" for n in range(200)]
     living = {f"w:{n}:{n:08}-30000": 31_000 for n in range(20)}
     with client.pipeline() as pipeline:
@@ -285,7 +285,7 @@ Ending = Callable[[Store], Any]
 
 @pytest.fixture
 def much(store: Store) -> Store:
-    """A holds 5,000 messages, and its lease has ended."""
+    """A holds 5,000 messages, and its lease has expired."""
     store.client.hset("{q}:unacked:A", mapping={tag: "0" + tag for tag in ALL})
     seed(store.client, {"{q}:consumers": {"A": 900}})
     return store
@@ -384,7 +384,7 @@ def test_recover(seen: int, tags: list[int], store: Store, client: redis.Redis) 
 
 
 def test_park_under_a_taken_id(store: Store, client: redis.Redis) -> None:
-    """One that waits there already is not kept twice."""
+    """A message that is in the backlog already is not kept twice."""
     seed(client, {"{q}:unacked:A": {"1": "0" + A, "2": "0" + B}})
     store.schedule("q", [entry("a", 2000)])
     assert store.park("q", "A", [(1, "a", 2000), (2, "a", 3000)]) == 2

@@ -1,4 +1,4 @@
-"""The ledgers of jobs and of requests over HTTP: how long they are kept, and who drops them."""
+"""Ledgers of jobs and HTTP requests: how long they are kept, and which calls drop them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def ledgers(client: redis.Redis) -> list[str]:
 
 
 def fill(client: redis.Redis) -> None:
-    """With as many ids as a job's own hash has, as older code would leave it."""
+    """Fill a job's own hash with as many ids as it may have, as older code would leave it."""
     client.hset("{q}:job:j", mapping={f"old{n}": 1 for n in range(512)})
 
 
@@ -210,7 +210,7 @@ def test_a_large_one_is_in_slices(
 
 
 def test_slices_last_as_long_as_their_job_goes_on(store: Store, client: redis.Redis) -> None:
-    """However rarely a row falls into one of them; the next job of this name knows none of it."""
+    """This is so however rarely a row falls into one; the next job of this name starts empty."""
     ids = [f"{n}" for n in range(40)]
 
     def already(*rows: str) -> int:

@@ -1,4 +1,4 @@
-"""Messages between the stock transport's keys and the backlog: only from where they still are."""
+"""Moves between the stock transport's keys and the backlog, only of messages still there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def row(id: str, due_ms: int = 2000, step: int = 0, *, tag: str | None = None) -
 
 
 def migrate(store: Store, source: str, rows: list[Row], **more: int) -> list[int]:
-    """Returns how many are delayed now, and how many ready."""
+    """Return how many messages are delayed now, and how many ready."""
     counts: list[int] = store.ask(
         "migrate",
         "q",
@@ -83,14 +83,14 @@ def test_from_unacked(
 
 
 def without_partitions(client: redis.Redis) -> dict[str, Any]:
-    """The database; the partitions are checked, and due times are those of the messages."""
+    """Return the database without partitions, after a check of these and of the due times."""
     check_backlog(client)
     parts = ("{q}:partitions", "{q}:delayed:")
     return {key: value for key, value in state(client).items() if not key.startswith(parts)}
 
 
 def test_what_is_kept_for_another_queue(store: Store, client: redis.Redis) -> None:
-    """Where it is taken again, it is delayed once."""
+    """If it is taken again, it is delayed only once."""
     seed(client, stock(a=5, b=5))
     for keep in (1, 1, 0):
         assert migrate(store, "unacked", [row("a")], keep=keep) == [1, 0]
@@ -160,7 +160,7 @@ def test_from_the_list_of_its_priority(store: Store, client: redis.Redis) -> Non
 
 @pytest.mark.parametrize("offset", [0, 1, 40, 79])
 def test_what_moved_on_in_its_list_is_found(offset: int, store: Store, client: redis.Redis) -> None:
-    """Producers push from the left, so that the place that was read is another one by now."""
+    """Producers push from the left, so the place that was read has shifted."""
     texts, new = ([message(f"{name}{n}") for n in range(80)] for name in ("m", "new"))
     seed(client, {"q": texts})
     client.lpush("q", *new)

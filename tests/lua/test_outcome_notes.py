@@ -110,7 +110,7 @@ def test_a_text_keeps_its_head_and_its_end(store: Store) -> None:
 
 
 def test_a_text_keeps_its_last_line_however_long(store: Store) -> None:
-    """So long a head is none of ours, but it must not stop what is noted with it."""
+    """A head this long is not ours, but it must not stop the other notes of the call."""
     for head, line in ((HEAD, "x" * 7_000), ('["t","mail","' + "t" * 7_000 + '"]\n', "x")):
         made = Note(line[:9], "-", int(store.now), False, head, f'["r"]\n["-","{line}"]\n')
         store.all_of(Outcomes(store).note_calls("q", [made], KEPT, "w:1:a", 50))
@@ -122,7 +122,7 @@ def test_a_text_keeps_its_last_line_however_long(store: Store) -> None:
 def test_a_list_whose_tasks_have_lost_their_texts_has_an_end(
     store: Store, client: redis.Redis
 ) -> None:
-    """Many others have pushed out the texts, and ids remain in the list."""
+    """Other tasks have pushed out the texts, but their ids remain in the list."""
     ids = [str(n) for n in range(250)]
     slow = [Note(id, "+", 1000, True, HEAD, '["+",1000,0,70000]\n') for id in ids]
     store.all_of(Outcomes(store).note_calls("q", slow, KEPT))

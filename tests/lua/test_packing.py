@@ -1,4 +1,4 @@
-"""Large backlogs keep messages of Celery's tasks without what all of them have in common."""
+"""Large backlogs keep messages of Celery's tasks without the parts they have in common."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = "{q}:messages"
 
 @pytest.fixture
 def store(store: Store) -> Store:
-    """One whose queue has become large, and holds nothing."""
+    """A store whose queue has become large, and is empty."""
     store.bucket_bytes = BYTES
     for n in range(0, 200, 20):
         store.schedule(
@@ -42,7 +42,7 @@ SMALL = [
 
 
 def kept(client: redis.Redis, id: str = ID) -> bytes:
-    """The record of a message as a large hash has it."""
+    """The record of a message as it is in a large hash."""
     keys = [key for key in client.keys(f"{KEY}:*") if client.type(key) == b"hash"]
     (found,) = (record for key in keys if (record := client.hget(key, id)))
     return found
@@ -105,7 +105,7 @@ def test_it_is_read_page_by_page(store: Store, text: str) -> None:
 
 
 def test_a_search_on_the_server_passes_over_no_text_of_its_headers(store: Store, text: str) -> None:
-    """Also where packing leaves that out, or has cut it."""
+    """This is so even if packing has left the text out or cut it."""
     store.schedule("q", [Entry(ID, 0, text, "3000")])
 
     def found(needle: str) -> list[str]:
@@ -150,7 +150,7 @@ def test_another_due_time_leaves_it_packed(store: Store, client: redis.Redis) ->
 
 
 def test_a_small_queue_has_whole_messages(store: Store, client: redis.Redis) -> None:
-    """Also where its producer has not heard yet that it is small again."""
+    """This is so even if its producer does not know yet that it is small again."""
     text = task(ID)
     assert Backlog(store, "q").cancel(["m199"]) == [1]
     assert not client.keys(f"{KEY}*")

@@ -1,4 +1,4 @@
-"""A paused queue: nobody gets anything of it, nothing moves, and nothing of it is late."""
+"""A paused queue: no consumer gets its messages, nothing moves, and nothing counts as late."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_nothing_is_claimed_until_it_is_resumed(
     assert busy.pauses.resume("q")
     assert state(client)["{q}:wake"]["now"] == 0  # type: ignore[index]
     if gate is OPEN_GATE:
-        return  # only what waits at a gate leaves by it
+        return  # only messages that wait at a gate leave through it
     found = deliver(busy, want=9, gate=gate)
     assert sorted(bodies(found)) == ["a", "b", "c"]
     assert (found.paused, found.resumed_ms, found.next_due_ms) == (False, 60_000, 900_000)
@@ -62,7 +62,7 @@ def test_a_clock_that_is_set_back_pauses_nothing(gate: Gate | None, busy: Store)
 
 @pytest.mark.parametrize("gate", GATES[:2])
 def test_it_ends_by_itself(gate: Gate | None, busy: Store, client: redis.Redis) -> None:
-    """Its note has an expiry only then: a server may evict what has one."""
+    """Its note has an expiry only then, as a server may evict keys with an expiry."""
     busy.pauses.pause("q", "ann", "", 5_000)
     found = deliver(busy, gate=gate)
     assert (found.records, found.next_due_ms) == ([], 8_000)

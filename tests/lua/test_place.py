@@ -1,4 +1,4 @@
-"""Places of HTTP jobs at a host, each for a time, and what timeouts make of them."""
+"""Places of HTTP jobs at a host, each for a time, and the effect of timeouts on them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def vacate(store: Store, holder: str, timed_out: bool = False) -> int:
 def test_place(store: Store, client: redis.Redis) -> None:
     assert [take(store, "a", 1_000), take(store, "b", 2_000), take(store, "c", 3_000)] == [1, 1, 0]
     assert take(store, "a", 4_000) == 1  # its own, for longer
-    assert take(store, "c", 62_000) == 1  # b's time is over
+    assert take(store, "c", 62_000) == 1  # b's time has expired
     assert take(store, "d", 63_999) == 0
     assert take(store, "d", 64_000) == 1
     for key in (keys()["places"], keys()["own"]):

@@ -17,7 +17,7 @@ MID = "q" + SEPARATOR + "3"
 
 
 def test_publish(store: Store, client: redis.Redis) -> None:
-    """Behind what is there; twice is two messages."""
+    """A message goes behind the others; publishing it twice makes two messages."""
     seed(client, {"q": [D]})
     for _ in range(2):
         assert store.publish("q", [entry("a"), entry("b", step=3), entry("c")]) == 3
@@ -72,7 +72,7 @@ LEFT: dict[str, Any] = {
 
 
 def fill(store: Store) -> None:
-    """With 2 + 4 messages, and what a purge leaves."""
+    """Fill the queue with 2 + 4 messages, and with keys that a purge leaves."""
     seed(store.client, {"q": [A], MID: [B]})
     entries = [entry("a", 2000), entry("b", 3000), entry("a", 2500, body="x"), entry("c", 2000)]
     store.schedule("q", entries)
@@ -135,7 +135,7 @@ def test_an_earliest_due_time_makes_a_token(
     store: Store,
     client: redis.Redis,
 ) -> None:
-    """A consumer has promised to come at 3000, or will take the token that says so."""
+    """A consumer has promised to claim at 3000, or will take the token for that time."""
     for due_ms, expected in ((4000, tokens), (2000, {"due": 2000})):
         client.flushall()
         store.schedule("q", [entry("b", 3000)])

@@ -121,7 +121,7 @@ def test_amend(to: Any, after: Any, pushed: int, lists: ReadyLists, client: redi
 
 
 def test_large_messages_are_not_all_read_for_one(store: Store, client: redis.Redis) -> None:
-    """A thousand messages of 100 kB around one had the server stand still for half a second."""
+    """A thousand messages of 100 kB around one once blocked the server for half a second."""
     lists = ReadyLists(store, "q")
     ids = [f"{n}-" + "x" * 100_000 for n in range(200)]
     store.schedule("q", [entry(id, 1) for id in ids])

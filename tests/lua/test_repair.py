@@ -33,7 +33,7 @@ def _small_partitions(store: Store) -> None:
 
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
-    """Kind of fault -> how many there are, and how many were repaired."""
+    """Return kind of fault -> how many there are, and how many were repaired."""
     found = examine_queue(store, "q", fix=fix, patience_seconds=0)
     assert all(each.queue == "q" and each.examples and each.meaning for each in found)
     return {each.kind: (each.count, each.fixed) for each in found}

@@ -16,7 +16,7 @@ RATE = Gate("v", (LimitNumbers("all", 0, 100_000.0, 1),))
 
 @pytest.fixture
 def waiting(store: Store) -> Store:
-    """Eight messages take room of the limit, each with a lane of its own."""
+    """Eight messages that use the limit, each in a separate lane."""
     for id in "abcdefgh":
         ticket = Ticket(id, uses=(Use("all"),)).text("v", id)
         store.publish("q", [Entry(id, 0, put_ticket(message(id), ticket), "")])

@@ -1,4 +1,4 @@
-"""Slots of a global limit are lent to consumers: what they have is said whole, and in order."""
+"""Slots of a global limit are lent to consumers, which report all they have, in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL, ADA = "all:", "all:ada"
 
 
 class Consumer:
-    """Says what it has, as a worker does."""
+    """Reports its slots, as a worker does."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.store, self.name = store, name

@@ -50,7 +50,7 @@ def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("loses", ["answer", "call"])
 def test_what_was_lost_is_said_again_though_nothing_is_claimed(bench: Any, loses: str) -> None:
-    """Nobody else could have these slots, for as long as this consumer lives."""
+    """Otherwise no other consumer could use these slots while this one lives."""
     b = bench(2)
     b.one.claim("q", GATE, 5)
     b.share(b.one, 5, loses)
@@ -78,7 +78,7 @@ def test_slots_that_had_to_be_given_back_are_when_their_server_is_back(bench: An
 
 
 def begin_and_get_stuck(b: Any) -> list[int]:
-    """It has claimed three messages, and its loop stands still; returns their tags."""
+    """Claim three messages, after which the consumer's loop counts as stuck; returns their tags."""
     b.one.claim("q", GATE, 5)
     b.share(b.one, 5)
     found = b.one.claim("q", GATE, 5)
@@ -104,7 +104,7 @@ def test_others_get_what_a_stuck_loop_has_not_begun(bench: Any) -> None:
 
 
 def test_a_loop_that_goes_on_knows_better(bench: Any) -> None:
-    """Its call overtakes the one of the thread that has found it stuck, which changes nothing."""
+    """Its call overtakes that of the thread that found it stuck, which then changes nothing."""
     b = bench(4)
     runs, waits, _ = begin_and_get_stuck(b)
     b.one.shared.take_over(waits)
@@ -121,12 +121,12 @@ def test_a_loop_that_goes_on_knows_better(bench: Any) -> None:
     )
     move(store.run, **given)
     assert b.in_use() == 2
-    tell(b)  # nothing is left for it to say
+    tell(b)  # it has nothing left to report
     assert b.in_use() == 2
 
 
 def test_a_claim_that_has_all_it_wanted_tells_what_the_rest_lacks(bench: Any) -> None:
-    """So the next claim is made with slots, and none in vain."""
+    """So the next claim is made with slots, and no claim is in vain."""
     b = bench(3)
     b.one.claim("q", GATE, 0)
     b.share(b.one, 1)

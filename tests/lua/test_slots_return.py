@@ -1,4 +1,4 @@
-"""When a consumer gives slots back: with acks where it can, and never late."""
+"""A consumer gives slots back with acks where it can, and never late."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def told(store: Store, monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def reader_of(store: Store, *, ends_here: bool = False) -> Reader:
-    """It has taken messages 1 and 2, which have slots, and knows that there are more."""
+    """A reader that has taken messages 1 and 2, which have slots, and knows of more."""
     reader = Reader(store, prefetch_count=2)
     store.publish("q", [Entry(id, 0, message(id)) for id in "abcd"])
     tags = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Nothing waits at a gate for longer than what came before it needs."""
+"""No message waits at a gate for longer than the messages before it need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LATE = Ticket("k", uses=(Use("late"),))
 
 
 class Worker:
-    """Claims by a gate, with a tag for each message."""
+    """Claims through a gate, with a tag for each message."""
 
     def __init__(self, store: Store, gate: Gate) -> None:
         self.store, self.gate = store, gate

@@ -24,7 +24,7 @@ def found(store: Store, level: str, now: float) -> dict[tuple[int, str], Tally]:
 
 def test_counted_by_minutes_quarters_and_hours(store: Store) -> None:
     tallies = Tallies()
-    for n in range(10):  # over the end of all periods
+    for n in range(10):  # past the end of all periods
         tallies.began("mail", AT + n * 60, 40 * n)
         tallies.ended("mail", AT + n * 60, "+", 200)
     tallies.ended("mail", AT, "-", 5_000)

@@ -1,4 +1,4 @@
-"""A unique key that a task has until it has ended."""
+"""A unique key that a task holds until it has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FREE = {"{q}:unique-held", "{q}:unique-until"}
 
 
 def task(id: str, due: int) -> Entry:
-    """A quote in its key, as JSON writes it."""
+    """A task whose key has a quote, as JSON writes it."""
     headers = {"id": id, "delayed_unique": 'k"', "delayed_until": "finished"}
     return Entry(id, 0, message(id, headers=headers), str(due))
 
@@ -37,7 +37,7 @@ def send(
 
 def hold(store: Store, id: str, left_ms: int) -> None:
     store.leases.hold_keys("q", [('k"', id, left_ms)], on_error=pytest.fail)
-    store.size("q")  # it does not wait; what comes after it does
+    store.size("q")  # it does not wait, but the next command does
 
 
 @pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
@@ -55,7 +55,7 @@ def test_others_are_refused_until_its_end(
     if where == "acked":
         client.delete("{q}:unacked:A")
     assert send(store, "b", 3000, conflict, until_end) == ("refused", "a")
-    assert send(store, "a") == ("stored", "")  # its sender has not heard that it was stored
+    assert send(store, "a") == ("stored", "")  # its sender does not know that it was stored
     assert store.size("q").delayed == 0
     hold(store, "b", 0)
     assert send(store, "b", 3000, conflict, until_end) == ("refused", "a")

@@ -99,7 +99,7 @@ def test_one_that_was_given_another_time_is_still_urgent(store: Store) -> None:
     "score", [5000, 1500, 5000 + 3 * 2**48, 99_000], ids=["true", "early", "other step", "late"]
 )
 def test_a_stale_entry_is_harmless(store: Store, client: redis.Redis, score: int) -> None:
-    """As a worker of the previous version leaves them, which knows nothing of this set."""
+    """Workers of the previous version leave such entries, as they do not know this set."""
     fill(store, 9)
     store.schedule("q", [entry("a", 5000)])
     client.zadd(URGENT, {"a": score, "gone": 1500})

@@ -39,7 +39,7 @@ def test_a_wait_stays_with_its_message(store: Store, due_ms: int | None) -> None
     (again,) = claim(store, 2)
     assert Wait.in_message(again[1:]) == WAIT
     assert json.loads(again[1:])["due_ms"] == 5_000
-    # The next wait takes the place of this one.
+    # The next wait replaces this one.
     other = Wait(900, "other")
     assert store.park("q", "A", [(2, "a", 6_000)], other) == 1
     store.now = "6000"
