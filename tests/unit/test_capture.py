@@ -15,7 +15,7 @@ from celery_ext.app.capture import Capture
 def test_a_channel_that_another_thread_closes(
     closed: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Celery's programs know the one error, and may try again; the other one is a fault."""
+    """Programs know the first error from Celery and may retry; the other one is a fault."""
 
     def send() -> Any:
         monkeypatch.setattr(channel, "closed", closed)
@@ -30,7 +30,7 @@ def test_a_channel_that_another_thread_closes(
 
 
 def test_what_another_app_sends_meanwhile_is_its_own() -> None:
-    """As a handler of a signal does, or a router."""
+    """For example a signal handler or a router sends it."""
     one, other = Celery(broker="memory://"), Celery(broker="memory://")
     seen = []
 

@@ -10,7 +10,7 @@ from celery_ext.worker.shutdown.draining import Draining
 
 
 def test_a_process_that_is_gone_is_not_listened_to() -> None:
-    """Celery keeps the descriptor of its pipe, which is closed: the shutdown would break off."""
+    """Celery keeps the descriptor of its closed pipe: the shutdown would be interrupted."""
     reader, writer = Pipe(duplex=False)
     fd = reader.fileno()
     reader.close()

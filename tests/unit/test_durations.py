@@ -137,12 +137,12 @@ def test_too_long_a_length_says_so(given: Any) -> None:
 )
 def test_how_rates_show(given: str, text: str) -> None:
     assert str(parse_rate(given)) == Limit(rate=given).rate == text
-    assert repr(given) in repr(Limit(rate=given))  # other versions know a queue's limits by this
+    assert repr(given) in repr(Limit(rate=given))  # other versions find a queue's limits by this
 
 
 def test_the_time_between_two_is_exact() -> None:
     assert (parse_rate("100/m").every_ms, parse_rate("1000/2h").every_ms) == (600.0, 7_200.0)
-    assert parse_rate("3/s").every_ms == 1000 / 3  # other versions know a limit by this number
+    assert parse_rate("3/s").every_ms == 1000 / 3  # other versions find a limit by this number
 
 
 @pytest.mark.parametrize(

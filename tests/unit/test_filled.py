@@ -17,7 +17,7 @@ from tests.kit.compressed import dictionary
 from tests.kit.task_texts import ID, TASKS, task
 
 FORMS = "as sent", "urgent", "no result", "whatever its task says", "stamped"
-#: These have more of their own than a form has gaps for, or are packed by nobody.
+#: These have more fields of their own than a form has gaps, or cannot be packed at all.
 NO_FORM = "tried again", "in a group", "with limits", "a name to be escaped", "pickled"
 
 times = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(timezone.utc))

@@ -21,7 +21,7 @@ from kombu_delayed.store.keys import (
     types_of,
 )
 
-#: The keys of a queue by their names in Python: the underline of a name is a hyphen.
+#: The keys of a queue by their names in Python: an underscore stands for a hyphen.
 SIMPLE = """
     partitions messages unique unique_due unique_held unique_until duplicates moved wake armed
     expires paused consumers

@@ -25,7 +25,7 @@ HOUR = 3600.0
 
 
 class World:
-    """A server, the time of its clock and ours, and consumers whose keepers are ours to step."""
+    """A server, its clock and ours, and consumers whose keepers the tests step."""
 
     def __init__(self, store: Store) -> None:
         self.at = 1_000_000.0
@@ -58,7 +58,7 @@ class World:
         del self._next[lease]
 
     def run(self, seconds: float) -> None:
-        """Let time pass, and the keepers do what is due."""
+        """Let time pass while the keepers do their due work."""
         end = self.at + seconds
         while self._next and (at := min(self._next.values())) <= end:
             self.at = max(self.at, at)
@@ -277,7 +277,7 @@ def test_a_process_that_was_stopped_reclaims_nothing_at_once(world: World) -> No
 def test_a_connection_that_is_closed_while_idle_delays_no_reclaim(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As servers, proxies and load balancers do it that have an idle timeout."""
+    """Servers, proxies and load balancers with an idle timeout do that."""
     lease, dead = world.consumer(), world.consumer()
     wire, step = world.store.run, lease.step
 

@@ -12,7 +12,7 @@ from kombu_delayed.errors import UNREACHABLE, NodeDown
 
 
 class Stub:
-    """A store of which one node is down, and another refuses."""
+    """A store with one node that is down and another that refuses commands."""
 
     errors_of_one_queue = UNREACHABLE
 
@@ -38,7 +38,7 @@ class Stub:
 
 
 def test_what_waits_for_a_node_is_kept_whatever_comes_up_behind_it() -> None:
-    """Else it would run again."""
+    """Otherwise it would run again."""
     store: Any = Stub()
     lease: Any = SimpleNamespace(consumer="C")
     outbox = Outbox()
@@ -76,7 +76,7 @@ def test_a_new_master_is_told_whose_unique_keys_are_free() -> None:
 
 
 class Counted(deque[Done]):
-    """Counts what is read of it."""
+    """Counts the items that are read from it."""
 
     reads = 0
 

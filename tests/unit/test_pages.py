@@ -1,4 +1,4 @@
-"""The checks of `make check` and `make docs` notice what they are for."""
+"""The checks of `make check` and `make docs` find the faults they look for."""
 
 from __future__ import annotations
 

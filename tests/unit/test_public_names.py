@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "python.md"
 
-#: They speak to who changes the code.
+#: They are for readers who change the code.
 INNER = {"contributing", "decisions", "upstream", "reference"}
 
 #: Where imports for the other modules of a package are gathered.

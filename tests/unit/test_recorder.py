@@ -181,7 +181,7 @@ def test_the_name_of_a_tenant_is_bounded(told: Recorder) -> None:
 def test_it_is_recorded_again_when_all_queues_are(
     told: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That a worker is alive can be written where what it has done cannot."""
+    """A server may accept the sign of life of a worker but refuse its notes."""
     caplog.set_level("INFO")
     away = {"q": True}
 

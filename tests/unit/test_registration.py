@@ -26,7 +26,7 @@ IMPORTS = ["import kombu_delayed", "from kombu import Queue", "import kombu.seri
 
 @pytest.mark.parametrize("statement", IMPORTS)
 def test_registered_whatever_is_imported_first(statement: str) -> None:
-    """And the import stays light."""
+    """The import also stays light."""
     heavy = ["kombu.transport.redis", "redis", "celery", "dateutil", "asyncio"]
     heavy.append("kombu_delayed.transport.transport")
     code = f"""

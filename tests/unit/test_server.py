@@ -209,7 +209,7 @@ def test_user_who_may_not_run_scripts(limited: LIMITED) -> None:
 def test_user_who_may_use_only_some_of_what_scripts_call(
     rules: list[str], denied: tuple[str, ...], limited: LIMITED, client: redis.Redis
 ) -> None:
-    """A script would stop half way: what it has taken out of one key would be in no other."""
+    """A script would stop half way: a message taken out of one key would be in no other."""
     found = inspect(limited(*rules), "kombu-delayed:format")
     if numbers_of(inspect(client).version) < (7, 0):
         pytest.skip("this server does not say what a user may do")

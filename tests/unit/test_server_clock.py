@@ -10,7 +10,7 @@ from kombu_delayed.consumer.claiming.sources import ServerClock
 
 
 def test_before_the_first_answer_it_is_this_machines_time() -> None:
-    """A consumer may have messages by then, whose policies ask for the time."""
+    """A consumer may already have messages whose policies ask for the time."""
     assert ServerClock().now_ms() == pytest.approx(time() * 1000, abs=60_000)
 
 

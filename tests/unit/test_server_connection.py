@@ -59,7 +59,7 @@ def test_names_that_are_no_text_are_sent_back_as_they_came() -> None:
 
 
 class Posting(ServerConnection):
-    """Keeps the names of the commands that it was told to have failed."""
+    """Keeps the names of the commands that were reported to it as failed."""
 
     def __init__(self, pool: redis.ConnectionPool) -> None:
         super().__init__(pool)
@@ -88,7 +88,7 @@ NO_SCRIPT = ("EVALSHA", "a" * 40, 0)
 
 
 def test_a_posted_command_that_is_refused(wire: Posting, client: redis.Redis) -> None:
-    """Also by a server that is full, which is another kind of error; answers stay in step."""
+    """A full server refuses with another kind of error; answers still match their commands."""
     client.config_set("maxmemory", 1)
     try:
         wire.send("full", "SET", "k", "x")
@@ -154,7 +154,7 @@ def test_a_look_beside_a_thread_that_waits_for_its_answer(wire: Posting) -> None
 def test_a_pool_that_is_emptied_before_an_answer_was_read(
     wire: Posting, client: redis.Redis
 ) -> None:
-    """The next command is not given the answer of another one, and does not wait for ever."""
+    """The next command neither gets the answer of another one nor waits for ever."""
     wire.send("echo")
     client.connection_pool.disconnect()
     assert wire("ECHO", "in step") == b"in step"
@@ -192,7 +192,7 @@ def test_a_pool_that_is_emptied_while_the_connection_is_looked_at(
 def test_many_commands_leave_a_server_that_is_not_ready(
     server: Server, client: redis.Redis
 ) -> None:
-    """Behind an address that leads to the master, another connection may lead to the new one."""
+    """A new connection to the same address may lead to the new master."""
     wire = ServerConnection(client.connection_pool)
     assert wire.many([("ECHO", "a"), ("ECHO", "b")]) == [b"a", b"b"]
     before = wire.generation
@@ -266,7 +266,7 @@ def test_a_connection_that_breaks_before_what_is_held_back_is_sent(proxy: Proxy)
 def test_what_interrupts_a_signal_handler_leaves_no_answer_for_others(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection that it has borrowed goes back to its pool without the answer to come."""
+    """The connection it borrowed goes back to its pool without the pending answer."""
 
     class Interrupt(BaseException):
         pass

@@ -53,7 +53,7 @@ def test_names(shard: str, queue: str, number: int, shown: str) -> None:
 
 
 def test_an_id_has_its_shard_wherever_it_is_asked_for(run: Any) -> None:
-    """Other processes, and other versions, have to find it there."""
+    """Other processes and other versions must find it there."""
     shards = Shards(run, configured=12)
     homes = [shards.home("mail", id) for id in ("a", "b", "ü", "\udc80", "")]
     assert homes == ["mail\x1f3", "mail\x1f5", "mail\x1f1", "mail\x1f7", "mail"]

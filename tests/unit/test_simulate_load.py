@@ -89,14 +89,14 @@ CONSTANT = {"run_spread": "constant", "run_seconds": 1 - sizing.TASK_SECONDS}
 
 
 def test_waits() -> None:
-    """Ten slots do ten messages a second."""
+    """Ten slots run ten messages a second."""
     slices = slices_of([(0, 1, 15), (1, 2, 20), (2, 2, 10), (5, 6, 3)])
     found = waits(slices, Fleet(workers=5, slots=2, **CONSTANT))
     assert found == pytest.approx([0, 0.5, 1.5, 0, 0])
 
 
 def test_a_small_sample() -> None:
-    """It has short and long waits alike, and enough of them to tell its error."""
+    """It has both short and long waits, and enough of them to estimate its error."""
     fleet = Fleet(**CONSTANT)
     slices = slices_of([(n, n + 1, 20_000) for n in range(300)])
     windows = windows_of(slices, waits(slices, fleet), fleet)
@@ -128,7 +128,7 @@ LOADS = [
 def test_windows_are_as_one(
     fleet: Fleet, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows that know nothing of each other say the same as one run through all messages."""
+    """Independent windows give the same result as one run through all messages."""
     monkeypatch.setattr(simulate_load, "MOST_IN_SLICE", 3_000)
     slices = slices_of(arriving(Arrivals(messages=72_000, hours=2, **given), fleet))
     wait = waits(slices, fleet)

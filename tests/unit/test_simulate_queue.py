@@ -1,4 +1,4 @@
-"""The recursion of the simulation, beside what is known of queues."""
+"""The recursion of the simulation, compared with known results of queueing theory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def played(messages: Messages, *died: Crash, **fleet: Any) -> Tally:
 
 
 def latenesses(tally: Tally) -> list[float]:
-    """Each message's, in order, to half a per cent."""
+    """The lateness of each message, in order, to half a per cent."""
     return [
         max(seconds_of(number) - sizing.DELIVERY_SECONDS, 0.0)
         for number, messages in enumerate(tally.classes)
@@ -56,7 +56,7 @@ def poisson(load: float, count: int, dice: random.Random) -> Iterator[tuple[floa
 
 
 def erlang_wait(load: float, servers: int) -> float:
-    """The mean wait where run times are 1 s on average."""
+    """The mean wait if run times are 1 s on average."""
     terms = [load**n / math.factorial(n) for n in range(servers)]
     last = load**servers / math.factorial(servers) * servers / (servers - load)
     return last / (sum(terms) + last) / (servers - load)
@@ -64,16 +64,16 @@ def erlang_wait(load: float, servers: int) -> float:
 
 @pytest.mark.parametrize(("load", "servers"), [(0.7, 1), (3.2, 4), (18.0, 20)])
 def test_random_arrivals_and_run_times(load: float, servers: int) -> None:
-    """M/M/c: one worker has all slots, and so no message waits for another one's."""
+    """M/M/c: one worker has all slots, so no message waits for a slot of another worker."""
     tally = played(poisson(load, 400_000, random.Random(5)), slots=servers)
     assert mean_wait(tally) == pytest.approx(erlang_wait(load, servers), rel=0.05)
 
 
 def crommelin_wait(load: float, servers: int) -> float:
-    """The mean wait where all run for 1 s: M/D/c, by Crommelin."""
+    """The mean wait if all run for 1 s: M/D/c, by Crommelin."""
 
     def at_least(count: int, mean: float) -> float:
-        """How likely a Poisson count is so large."""
+        """The probability that a Poisson count is at least this large."""
         terms = (math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(count))
         return max(1 - math.fsum(terms), 0.0)
 
@@ -137,7 +137,7 @@ def test_another_worker_carries_on() -> None:
 
 
 def test_nobody_claims_next_until_the_other_one_looks() -> None:
-    """It had promised to; the other one looks 4.25 s after 1."""
+    """It had promised to; the other one checks 4.25 s after 1."""
     found = after_a_death([(0, 1), (1, 1), (4.5, 1)], workers=2)
     assert found == (expected(0, 0, 0.75), 0, 0, 3)
 

@@ -57,7 +57,7 @@ def test_cluster_keys() -> None:
 
 
 def test_what_reads_partitions_names_a_key_that_never_exists() -> None:
-    """So a server does nothing of it while the slot is half moved: partitions are not named."""
+    """So a server refuses the script while the slot is half moved: partitions are not named."""
     readers = [each for each in map(script, NAMES) if re.search(r"\bdelayed \.\.", each.source)]
     readers.remove(script("look"))  # names it of each of its queues
     assert len(readers) > 10

@@ -1,4 +1,4 @@
-"""Where shards lie on a Cluster whose slots are in equal ranges."""
+"""The placement of shards on a Cluster whose slots are in equal ranges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def slot_of(shard: str) -> int:
 @pytest.mark.parametrize("nodes", [2, 3, 4, 6])
 @pytest.mark.parametrize("shards", [3, 6, 12, 24])
 def test_nodes_have_equally_many(shards: int, nodes: int) -> None:
-    """One more or less, where the nodes do not divide the shards."""
+    """They differ by one at most if the shards cannot be divided evenly."""
     most_apart = 1 if shards % nodes else 0
     for name in NAMES:
         found = counts(name, shards, nodes)
@@ -41,7 +41,7 @@ def test_nodes_have_equally_many(shards: int, nodes: int) -> None:
 
 
 def test_a_name_has_its_slot_for_good() -> None:
-    """Other processes, and other versions, have to find it there."""
+    """Other processes and other versions must find it there."""
     assert [slot_of(shard_name("emails", n)) for n in range(6)] == [
         3728,
         9105,

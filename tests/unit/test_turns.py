@@ -8,7 +8,7 @@ from kombu_delayed.consumer.claiming.sources import Agenda, Source
 
 
 class Endless:
-    """As a `queue_order_strategy` may be: it names the queues again and again."""
+    """A valid `queue_order_strategy` that names the queues again and again."""
 
     def __init__(self, *queues: str) -> None:
         self._queues = cycle(queues)

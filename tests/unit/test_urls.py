@@ -20,7 +20,7 @@ from kombu_delayed.transport.transport import Transport
 
 @pytest.fixture(autouse=True)
 def _pollers_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close what a connection opens for its transport, though it never connects."""
+    """Close the poller that a connection opens for its transport, even if it never connects."""
     pollers: list[Poller] = []
     start = Poller.__init__
 
@@ -35,7 +35,7 @@ def _pollers_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def plain(found: Address) -> Address:
-    """Without what does not matter: Kombu's default port, and a host beside a path."""
+    """Remove irrelevant parts: Kombu's default port, and a host beside a path."""
     if found.path:
         return replace(found, host=None, port=None)
     return replace(found, port=found.port or 6379)

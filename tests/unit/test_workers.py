@@ -1,4 +1,4 @@
-"""Which workers, and which of their tasks, ask before they begin."""
+"""Which workers ask before a task begins, and for which of their tasks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_tasks_with_a_strategy_or_a_request_of_their_own_keep_it(
 
 @dataclass
 class Absent:
-    """The producer of a broker that is away; it keeps whether it was told to insist."""
+    """The producer of a broker that is away; it records whether it was told to retry."""
 
     insisted: list[bool] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ def test_nobody_waits_until_the_broker_takes_a_heartbeat() -> None:
 
 
 class Pool(AsynPool):
-    """A pool of one process that ends a few looks after its files were closed."""
+    """A pool of one process that exits a few checks after its files were closed."""
 
     def __init__(self, looks: int) -> None:
         self.process = SimpleNamespace(_sentinel_poll=None)
@@ -131,7 +131,7 @@ def test_a_process_is_replaced_once_it_has_ended(looks: int) -> None:
 def test_remote_control_outlives_a_lost_broker(
     is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker does not connect anew where the transport bridges an outage."""
+    """The worker does not reconnect if the transport bridges an outage."""
     monkeypatch.setattr(remote_control_loop, "RETRY_SECONDS", 0)
     box = SimpleNamespace(_node_shutdown=None)
     begun: list[Event] = []

@@ -1,4 +1,4 @@
-"""Policies as plain data, and made from it again."""
+"""Policies are written as plain data and rebuilt from it."""
 
 from __future__ import annotations
 

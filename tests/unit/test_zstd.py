@@ -1,4 +1,4 @@
-"""Both libraries for Zstandard read what the other one has written."""
+"""Both libraries for Zstandard read the output of the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIBRARIES = "zstandard", "compression.zstd"
 
 @contextmanager
 def using(library: str) -> Iterator[None]:
-    """As on Python 3.14, or on one before: `backports.zstd` is what 3.14 has."""
+    """Imitate Python 3.14 or an older one: `backports.zstd` equals the module of 3.14."""
     with pytest.MonkeyPatch.context() as patch:
         if library == "zstandard":
             pytest.importorskip("zstandard")
