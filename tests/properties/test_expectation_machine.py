@@ -45,12 +45,12 @@ class World:
         self.correlation = Correlation(store, "q")
         self.now_ms = 1_000
         self.consumers = 0
-        #: Of the worker that lives: message id -> its answer, and how far it is.
+        #: Of the living worker: message id -> its answer, and its progress.
         self.held: dict[str, tuple[int, str | None, str]] = {}
-        #: Message id -> what was sent for it, each time.
+        #: Message id -> each text that was sent for it.
         self.sent: dict[str, list[str]] = defaultdict(list)
         self.asked: dict[str, str] = {}
-        #: Answer -> what its sender was told last, and the id that it was for.
+        #: Answer -> the last reply to its sender, and the id that it was for.
         self.told: dict[str, tuple[str, str]] = {}
         self.cancelled: set[str] = set()
         self.wait(0)
@@ -234,7 +234,7 @@ class RestoringMachine(ExpectationMachine):
     @rule(data=st.data())
     def put_back(self, data: st.DataObject) -> None:
         id = data.draw(st.sampled_from(sorted(self.copies)))
-        told = self.world.told  # a copy takes an answer that was late for what a worker has
+        told = self.world.told  # a copy takes an answer that was late for a worker's message
         self.world.told = {text: said for text, said in told.items() if said != ("late", id)}
         restore(self.world.store, [(id, self.copies[id].decode())])
 

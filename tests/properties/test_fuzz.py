@@ -1,4 +1,4 @@
-"""Anything in the place of a message, of a header, of an argument of the scripts."""
+"""Arbitrary data as a message, a header or an argument of the scripts."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_anything_in_the_place_of_a_message(text: bytes) -> None:
 @pytest.mark.parametrize("shape", ["[]", '{"x":}', '{"__type__":}'])
 @pytest.mark.parametrize("member", ["id", "eta", "x-delay"])
 def test_any_depth(shape: str, member: str) -> None:
-    """Just below what can be decoded, it must also be possible to print it."""
+    """A text just below the depth limit of decoding must also be printable."""
     for depth in range(1, 1500, 7):
         value = shape[:-1] * depth + "1" + shape[-1] * depth
         check_envelope(b'{"properties":{},"headers":{"%s":%s}}' % (member.encode(), value.encode()))
@@ -171,7 +171,7 @@ iso_like = st.text(string.digits + "-:TtZzW+., ", max_size=40) | st.from_regex(
 
 
 def exact_ms(moment: datetime) -> int:
-    """The ceiling of its milliseconds since the epoch, in whole numbers."""
+    """Its milliseconds since the epoch, rounded up, in integer arithmetic."""
     epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
     micros = (moment - epoch) // timedelta(microseconds=1)
     return -(-micros // 1000)
@@ -228,7 +228,7 @@ queues = st.sampled_from(["q", "a{b}c", "{}", "}{", "a b", "q\n", "\0", "ü", "%
 
 @st.composite
 def letters(draw: st.DrawFn) -> list[tuple[str, int, str]]:
-    """Ids, priority steps and texts; each text is there once."""
+    """Ids, priority steps and texts; each text occurs once."""
     found = []
     for n in range(draw(st.integers(1, 8))):
         members = {**draw(fields), "n": n, "headers": draw(fields)}
@@ -240,7 +240,7 @@ def letters(draw: st.DrawFn) -> list[tuple[str, int, str]]:
 
 
 def take(store: Store, queue: str) -> dict[int, bytes]:
-    """Deliver all there is; returns tag -> record."""
+    """Deliver all messages; returns tag -> record."""
     answer = store.deliver(queue, "A", 1000, 1, lease_ms=100)
     assert answer is not None
     held = dict(enumerate(answer.records, 1))
@@ -249,7 +249,7 @@ def take(store: Store, queue: str) -> dict[int, bytes]:
 
 
 def finish(store: Store, queue: str, held: dict[int, bytes], spares: str = "wake") -> None:
-    """All is acked and nothing stays behind, but for wake tokens and keys with `spares` in them."""
+    """Ack all; nothing is left except wake tokens and keys with `spares` in their names."""
     store.ack(queue, "A", [*held, 10**9], on_error=lambda: pytest.fail("an ack was refused"))
     store.leases.leave(queue, "A")
     assert store.size(queue) == (0, 0, 0)

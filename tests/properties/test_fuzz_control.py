@@ -1,4 +1,4 @@
-"""Anything in the place of an argument of the scripts that people and backups use."""
+"""Arbitrary data as arguments of the scripts that people and backups use."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def fill(store: Store, queue: str, sent: Any, data: st.DataObject) -> dict[int, 
 
 
 def number(text: str | bytes) -> int:
-    """Which one of `letters` it is: each has its own."""
+    """The number of a text in `letters`; each has its own."""
     found: int = json.loads(text)["n"]
     return found
 
 
 def numbers(store: Store, queue: str) -> dict[str, int]:
-    """Member of the backlog -> which message it is."""
+    """Member of the backlog -> number of its message."""
     found = store.client.hgetall(QueueKeys(queue).messages)
     return {name.decode(): number(text[text.index(b"{") :]) for name, text in found.items()}
 
 
 def stands_for(id: str, member: str) -> bool:
-    """Whether the backlog may call a message so that was sent with this id."""
+    """Whether the backlog may use this member name for a message sent with this id."""
     before, _, n = member.rpartition("\x1f")
     return id == member or (id == before and n.isdigit())
 

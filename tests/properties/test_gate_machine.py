@@ -175,7 +175,7 @@ class Machine(RuleBasedStateMachine):
 
     def _end(self, name: str, tags: list[int]) -> None:
         self._ack(name, [tag for tag in tags if tag in self.held[name]], tags)
-        for _ in range(2):  # the answer was lost: it is told again
+        for _ in range(2):  # the answer was lost: it is sent again
             if tags:
                 self.store.free("q", name, tags, on_error=lambda: pytest.fail("refused"))
         for tag in tags:
@@ -196,7 +196,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=consumers)
     def die(self, name: str) -> None:
-        """Its lease ends, and another one finds out."""
+        """Its lease expires, and another consumer finds out."""
         self._tick(LEASE_MS + 1)
         self.store.leases.reclaim("q", name)
         self._forget(name)
@@ -228,7 +228,7 @@ class Machine(RuleBasedStateMachine):
     # Invariants.
 
     def _in_use(self, *, critical: bool) -> Counter[str]:
-        """The slots of all consumers' tasks, with or without those that pass a limit."""
+        """The slots of the tasks of all consumers, with or without those that pass a limit."""
         tickets = [ticket for name in CONSUMERS for ticket in self.slots[name].values()]
         found: Counter[str] = Counter()
         for use in (use for ticket in tickets for use in ticket.uses):
@@ -252,7 +252,7 @@ class Machine(RuleBasedStateMachine):
                 assert count <= BURST + (last - first + 1) / EVERY_MS
 
     def teardown(self) -> None:
-        """All of it runs in the end, and nothing is left."""
+        """All messages run in the end, and nothing is left."""
         if not hasattr(self, "slots"):
             return
         for name in CONSUMERS:

@@ -59,7 +59,7 @@ def uses(draw: st.DrawFn) -> tuple[Use, ...]:
 
 
 class Consumer(SharingConsumer):
-    """Each life has a name of its own."""
+    """Each life of a consumer has a different name."""
 
     def __init__(self, machine: Machine, name: str, life: int) -> None:
         super().__init__(machine.store, f"{name}{life}", lambda: machine.now_ms / 1000)
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=consumers, places=st.permutations([*QUEUES, *POOLS]))
     def die(self, name: str, places: list[str]) -> None:
-        """Its leases end, and the others find out, of one place after the other."""
+        """Its leases expire, and the others find out, one place after the other."""
         dead, self.living[name] = self.living[name], self._new(name)
         self._tick(LEASE_MS + 1)
         for each in self.living.values():
@@ -172,7 +172,7 @@ class Machine(RuleBasedStateMachine):
             self.store.leases.leave(place, leaving.name)
 
     def _possible(self) -> Counter[str]:
-        """Slots of what consumers have, or were handed without hearing of it."""
+        """The slots of messages that consumers have, or were handed in a lost answer."""
         found: Counter[str] = Counter()
         record: Any
         for consumer in self.living.values():
@@ -200,7 +200,7 @@ class Machine(RuleBasedStateMachine):
             assert count <= most, slot
 
     def teardown(self) -> None:
-        """All of it runs in the end, and no slot is left."""
+        """All messages run in the end, and no slot is left."""
         if not hasattr(self, "living"):
             return
         idle = 0

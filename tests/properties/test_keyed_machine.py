@@ -1,4 +1,4 @@
-"""All moves in any order, with unique tasks and backups, and what the events say of them."""
+"""All moves in any order, with unique tasks and backups, and the events about them."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class KeyedMachine(StoreMachine):
         self.backlog_saved: list[Saved] = []
         self.dead_saved: list[tuple[Saved, Buried, str]] = []
         self.refused: set[str] = set()
-        #: Bodies that were purged, or restored among the dead, of which no event tells.
+        #: Bodies that were purged, or restored among the dead: no event reports these.
         self.dropped: set[str] = set()
         self.raised: set[str] = set()
         super().begin(partition_size, bucket_bytes, max_deliveries, dead_limit)
 
     def entry(self, id: str, step: int, due: str) -> tuple[Entry, Message]:
-        """The tenant tells the events of one message from those of others with its id."""
+        """The tenant distinguishes the events of messages that share an id."""
         self.bodies += 1
         body = f"{self.bodies}"
         headers = {"id": id, "tenant": f"t{body}", **self.headers}
@@ -152,7 +152,7 @@ class KeyedMachine(StoreMachine):
             self.arrive(each, key)
 
     def arrive(self, each: Message, key: str | None = None) -> None:
-        """Into the backlog, with the key if one is given, or where it is due, to the ready."""
+        """Add it to the backlog, with its key if any, or to the ready messages if it is due."""
         due_ms = each.due_ms or 0
         if due_ms > self.now_ms:
             self.model.delayed[each.body] = each
@@ -221,7 +221,7 @@ class KeyedMachine(StoreMachine):
             assert restore(self.store, [(self.member_of(body), saved.record)]) == (0, 1)
 
     def has_its_text(self, saved: Saved) -> bool:
-        """It may have been delivered and parked since, and say so."""
+        """False if the text has changed: it may have been delivered and parked since."""
         now = open_kept(records(self.client)[saved.member].encode())
         return now.message == open_kept(saved.record.encode()).message
 
@@ -301,7 +301,7 @@ class KeyedMachine(StoreMachine):
             assert timed[-1].due_ms == self.model.delayed[body].due_ms
 
     def silently(self, at: set[str], body: str) -> set[str]:
-        """Where it can be without an event."""
+        """The places where it can be without an event."""
         found = set()
         if at & {"sent", "delayed"}:
             found.add("ready")
@@ -312,7 +312,7 @@ class KeyedMachine(StoreMachine):
         return found
 
 
-#: States in which an event finds a message, and in which it leaves it.
+#: The states of a message before and after each event.
 EVENTS = {
     "scheduled": ({"sent", "gone", "unacked"}, {"delayed"}),
     "rescheduled": ({"delayed"}, {"delayed"}),

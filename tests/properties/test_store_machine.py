@@ -1,4 +1,4 @@
-"""All moves in any order, against a model of where each message is and of who has been told what.
+"""All moves in any order, against a model of where messages are and of what consumers know.
 
 The model knows less than the server: it does not know partitions, and among messages due at one
 instant it does not know the order. Time is `Store.now`; nothing here sleeps.
@@ -46,11 +46,11 @@ CI = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
-#: Few, so that the bounds are met; the age is longer than a few leases.
+#: Small, so that the bounds are reached; the age is longer than a few leases.
 DEAD_LIMITS = (1, 3, 5, 100_000)
 DEAD_MS = 60_000  # the server's own clock must not come near it
 
-#: The scripts have to take them as they are.
+#: The scripts must accept them unchanged.
 ids = st.sampled_from(["a", "{b}%1", 'ü"\\'])
 steps = st.sampled_from(STEPS)
 consumers = st.sampled_from(CONSUMERS)
@@ -78,7 +78,7 @@ class Message:
     was_promoted_at_due_ms: int | None = None
     deliveries: int | None = None
     entry: Entry | None = None
-    #: Its id in the backlog, which who put it there has chosen.
+    #: Its id in the backlog, chosen by the call that put it there.
     waits_as: str = ""
 
 
@@ -95,7 +95,7 @@ class Buried:
 
 @dataclass
 class Model:
-    """Where each message is, by its body, and a dead one by its name among the dead."""
+    """The place of each message, by its body; of a dead one by its name among the dead."""
 
     limits: Limits
 
@@ -115,7 +115,7 @@ class Model:
     def after_an_attempt(
         self, messages: list[Message], consumer: str, now_ms: int, behind: bool = False
     ) -> None:
-        """To the heads, or behind what waits, but for those that were tried too often."""
+        """Move to the heads of the lists or behind the others; bury those tried too often."""
         most = self.limits.max_deliveries
         for each in messages if behind else reversed(messages):
             deliveries = (each.deliveries or 0) + 1
@@ -128,7 +128,7 @@ class Model:
                 same_step.insert(len(same_step) if behind else 0, each)
 
     def bury(self, id: str, letter: Buried) -> None:
-        """Under the id or, where that is taken, a name of its own; then the old and too many go."""
+        """Add under the id or, if that is taken, a new name; then drop the old and too many."""
         numbered = (f"{id}\x1f{n}" for n in itertools.count(max(len(self.dead), 1) + 1))
         names = itertools.chain([id], numbered)
         self.dead[next(name for name in names if name not in self.dead)] = letter
@@ -140,7 +140,7 @@ class Model:
 
     @property
     def dead_ids(self) -> list[str]:
-        """The oldest first; Redis has those of one instant in the order of their bytes."""
+        """The oldest first; Redis sorts those of one instant by their bytes."""
         return sorted(self.dead, key=lambda id: (self.dead[id].at_ms, id.encode()))
 
     @property
@@ -267,7 +267,7 @@ class StoreMachine(RuleBasedStateMachine):
     def delivered(
         self, name: str, want: int, promotions: int, waits: bool
     ) -> tuple[Delivered, bool]:
-        """Deliver, as a newcomer where the lease was lost; also returns whether it was one."""
+        """Deliver, as a newcomer if the lease was lost; also returns whether it was one."""
         has_urgent = self.client.zcard(self.store.keys("q").urgent) > 1
         answer = self.call_deliver(name, want, promotions, waits)
         if answer is None:
@@ -367,7 +367,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.past[name].update(tags)
 
     def park(self, name: str, tags: list[int], delay: int) -> None:
-        """A consumer parks what was never promoted: it carries no due time yet."""
+        """A consumer parks messages that were never promoted and have no due time yet."""
         held = self.model.held[name]
         due_ms = self.now_ms + delay
         tags = [tag for tag in tags if held[tag].was_promoted_at_due_ms is None]
@@ -458,7 +458,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @contextmanager
     def leaving_early(self) -> Iterator[None]:
-        """While a call takes messages out of the backlog before they are due."""
+        """Run a call that takes messages out of the backlog before they are due."""
         yield
 
     @rule(chosen=st.lists(ids, min_size=1, max_size=3), reads=st.booleans())
@@ -480,7 +480,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.delayed) > 1)
     @rule(data=st.data())
     def cancel_members(self, data: st.DataObject) -> None:
-        """Cancel some of the messages that share an id, and one that does not exist."""
+        """Cancel single messages, even if others share their id, and one that does not exist."""
         bodies = {
             member: json.loads(open_kept(record.encode()).message)["body"]
             for member, record in records(self.client).items()
@@ -521,7 +521,7 @@ class StoreMachine(RuleBasedStateMachine):
     # The end of a consumer.
 
     def who_knows(self, data: st.DataObject) -> str:
-        """Draw a consumer, one that has been told something if there is one."""
+        """Draw a consumer, preferably one that has news."""
         knowing = [n for n, told in self.told.items() if told.now or told.due_at != math.inf]
         return data.draw(st.sampled_from(knowing or CONSUMERS))
 
@@ -530,7 +530,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.stop_consumer(self.who_knows(data), leaves)
 
     def stop_consumer(self, name: str, leaves: bool) -> None:
-        """Stop in good order, or stop consuming this queue and no other."""
+        """Stop in good order, or only stop consuming this queue."""
         if leaves:
             self.store.leases.leave("q", name)
             self.model.to_heads([each for _, each in sorted(self.model.held[name].items())])
@@ -544,7 +544,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(first=consumers, second=consumers, how=st.sampled_from(["leave", "announce", "die"]))
     def hand_over(self, first: str, second: str, how: str) -> None:
-        """One after the other; what the first was told must reach the second."""
+        """One consumer follows another; news of the first must reach the second."""
         self.work(second)
         self.work(first)
         if how == "die":
@@ -559,7 +559,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.leases)
     @rule(name=consumers, late=st.booleans())
     def renew(self, name: str, late: bool) -> None:
-        """And reclaim what others left behind, at the very end of their leases."""
+        """Renew, and reclaim messages of others at the very end of their leases."""
         if late:
             self.advance(max(min(self.model.leases.values()) - self.now_ms, 0))
         dead = self.store.leases.renew("q", name, LEASE_MS)
@@ -582,10 +582,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.after_an_attempt(in_order, name, self.now_ms)
         self.past[name].update(held)
         self.model.leases.pop(name, None)
-        # It may be dead, and with it what it was told.
+        # It may be dead, and its news lost with it.
         self.told[name] = Told(leased=self.told[name].leased)
 
-    # Everyone.
+    # All parties.
 
     @precondition(lambda self: self.bodies > 25)
     @rule()
@@ -624,7 +624,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_message_is_in_its_one_place(self) -> None:
-        self.store.size("q")  # acks do not wait; what comes after them does
+        self.store.size("q")  # acks do not wait, but the next command does
         assert self.server_delayed() == {
             body: (each.due_ms, each.step) for body, each in self.model.delayed.items()
         }
@@ -685,7 +685,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def someone_comes_for_what_can_be_claimed(self) -> None:
-        """A token, or a consumer that has been told. The promise itself binds nobody else."""
+        """There is a token, or a consumer with news. The promise alone binds no other consumer."""
         tokens = dict(self.client.zrange("{q}:wake", 0, -1, withscores=True))
         now_is_told = b"now" in tokens or any(told.now for told in self.told.values())
         if self.model.any_ready:

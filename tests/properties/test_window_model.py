@@ -25,7 +25,7 @@ ON_DAY = 24 * 60
 
 
 def minutes() -> st.SearchStrategy[int]:
-    # Near the times at which clocks are put on.
+    # Near the times when clocks are put forward.
     return st.one_of(st.integers(0, ON_DAY - 1), st.integers(0, 4 * 60), st.just(23 * 60 + 30))
 
 
@@ -68,7 +68,7 @@ class Model:
 
 
 def changes(tz: str, year: int) -> list[datetime]:
-    """The days of a year on which the clocks of a zone are put on."""
+    """The days of a year on which the clocks of a zone are put forward."""
     zone, day = ZoneInfo(tz), timedelta(days=1)
     start = datetime(year, 1, 1, tzinfo=timezone.utc)
     each = [start + n * day for n in range(366)]
