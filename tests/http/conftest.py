@@ -30,7 +30,7 @@ def delayed(app: Celery) -> Iterator[Delayed]:
 
 @pytest.fixture
 def serve(app: Celery) -> Iterator[Serve]:
-    """Start an API with options; several at once are fine."""
+    """Start an API with options; several may run at once."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(api_client(app, **options))
 
@@ -50,7 +50,7 @@ def api(server: Server, shared_api: httpx.Client) -> httpx.Client:
 
 @pytest.fixture
 def visitor(api: httpx.Client) -> Iterator[Visitor]:
-    """A browser without scripts."""
+    """A browser that runs no scripts."""
     api.api.service.cache.forget()  # type: ignore[attr-defined]
     with Visitor(api) as made:
         yield made
@@ -74,7 +74,7 @@ def open_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenShop]:
 
 @pytest.fixture(scope="session")
 def shared_locked_api(shared_server: Server) -> Iterator[httpx.Client]:
-    """As `shared_api`, for which a token is needed."""
+    """Like `shared_api`, but a token is needed."""
     with make_app(shared_server.url) as app, api_client(app, needs_token=True) as api:
         yield api
 

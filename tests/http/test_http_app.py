@@ -26,7 +26,7 @@ from tests.kit.wait import wait_until
 
 
 class Caller:
-    """Calls an application that runs in no server."""
+    """Calls an application without a server."""
 
     def __init__(self, api: Api) -> None:
         self._transport = httpx.ASGITransport(Starlette(routes=[Mount("/delayed", api)]))

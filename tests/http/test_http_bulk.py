@@ -67,7 +67,7 @@ def test_many_lines_in_parts(api: httpx.Client, delayed: Delayed) -> None:
 
 
 def test_the_answer_is_bounded(serve: Serve, delayed: Delayed) -> None:
-    """Of short lines it would be many times as long as they are."""
+    """For short lines it would be many times as long as the request."""
     api = serve(bulk_bytes=400_000)
     found = post(api, b'{"task":"till.charge","id":"a"}\n' + b"1\n" * 199_000)
     assert found[0]["status"] == "waiting"
@@ -180,7 +180,7 @@ def test_what_was_missed_of_all_queues_comes_in_order(
     places = [tuple(map(int, each["stream_id"].split("-"))) for each in found]
     assert places == sorted(places)
     told = [(each["queue"], each["id"]) for each in found]
-    # Those of one millisecond in two queues have no order between them.
+    # Events of one millisecond in two queues have no defined order.
     for queue in ("busy", "quiet"):
         assert [each for each in told if each[0] == queue] == [
             each for each in sent if each[0] == queue
@@ -289,7 +289,7 @@ def test_a_broker_that_fails_meanwhile(
 @pytest.mark.parametrize("state", ["scheduled", "ready"])
 @pytest.mark.parametrize("to_queue", ["aside", "other"])
 def test_a_redirect_leaves_out_what_is_there(api: httpx.Client, state: str, to_queue: str) -> None:
-    """Whether its queue is read before the others or after them, where it has more by then."""
+    """The target may be read before the other queues or after them, when it has more tasks."""
     delay = "1h" if state == "scheduled" else None
     for queue in ("mail", to_queue, to_queue):
         api.post("/v1/tasks", json={"task": "till.charge", "queue": queue, "delay": delay})
@@ -314,7 +314,7 @@ def test_change_by_filter(api: httpx.Client, delayed: Delayed) -> None:
         assert answer.headers["delayed-accepted"] == "12"
 
     def change(verb: str, **given: Any) -> tuple[int, int]:
-        """All parts of a change, as `next` leads to them."""
+        """Run all parts of a change by following `next`."""
         matched = changed = 0
         cursor = None
         while True:

@@ -1,4 +1,4 @@
-"""A receiver that hangs takes its share of the slots, and no attempt of a job is lost."""
+"""A hanging receiver takes only its share of the slots, and no attempt of a job is lost."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_host_that_hangs_leaves_slots_to_others(
 
 
 def ends(jobs: Jobs, id: str) -> bool:
-    """Whether a job is done; one that was put off, for half a minute, is run now."""
+    """Whether a job is done; one that was postponed by half a minute is run now."""
     jobs.delayed.run_now(id)
     return bool(jobs.state(id).get("status") == "done")
 

@@ -39,7 +39,7 @@ SERVE = ["celery", "-A", "tests.kit.tasks_app", "delayed", "serve"]
 
 @contextmanager
 def running(directory: Path, *command: str, **environment: str) -> Iterator[httpx.Client]:
-    """Run a server until the end of the block, and end it as an operator does."""
+    """Run a server until the end of the block, and stop it as an operator does."""
     with started(directory, *command, **environment) as (client, process):
         yield client
         process.send_signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_serve_and_its_logs(server: Server, tmp_path: Path) -> None:
 
 
 def test_behind_a_proxy(server: Server, tmp_path: Path) -> None:
-    """At a path that the proxy takes away, under a name of its own."""
+    """The proxy strips a path prefix, and the server has another host name."""
     environment = Settings(f"delayed+{server.url}").environment()
     options = ["--name", "Tasks.example.com", "--root-path", "/delayed"]
     with running(tmp_path, *SERVE, *options, **environment) as api:

@@ -27,7 +27,7 @@ NOW = {**TASK, "delay": 0}
 
 
 def drain(api: httpx.Client, **query: Any) -> list[str]:
-    """The ids of all that is due, in the order of polls, one at a time."""
+    """The ids of all due tasks, in the order of polls, one at a time."""
     found = []
     while tasks := poll(api, **query):
         found.append(tasks[0]["id"])
@@ -36,7 +36,7 @@ def drain(api: httpx.Client, **query: Any) -> list[str]:
 
 
 def old(delayed: Delayed, id: str, namespace: str, topic: str, score: int = 1, **more: Any) -> None:
-    """A task as a server of version 0.1 has sent it."""
+    """Send a task as a server of version 0.1 did."""
     store = delayed.store
     store.run("SADD", http_topics(namespace, store.keys("").prefix), topic)
     payload = {"topics": topic, "callbackFuncName": "f", "args": []}
@@ -269,7 +269,7 @@ def test_what_returns_keeps_its_place(api: httpx.Client) -> None:
     assert drain(api) == ["b"]
 
 
-# As Go writes it.
+# As a client in Go writes it.
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_poll_and_ack(api: httpx.Client, delayed: Delayed) -> None:
 
 
 def test_acks_are_of_what_was_polled(api: httpx.Client, delayed: Delayed) -> None:
-    """Nobody drops what a worker holds by making up what `poll` gives."""
+    """A forged value of `poll` cannot drop a task that a worker holds."""
     for queue, worker in (("celery", "w@host:1:x"), ("http.default.mail", "w@host:1:x")):
         delayed.app.send_task("till.charge", task_id="a", queue=queue)
         assert delayed.store.deliver(queue, worker, 1, 1, lease_ms=60_000) is not None

@@ -1,4 +1,4 @@
-"""Callbacks: where they may go, and what of the answer is believed."""
+"""Callbacks: allowed targets, and the parts of the answer that are trusted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from celery_ext.http.callbacks.ssrf_guard import (
 from tests.kit.receiver import Receiver, receiving
 from tests.kit.servers import make_certificate
 
-#: Refused before DNS is asked.
+#: Refused before a DNS query.
 BAD_FORMS = {
     "no URL of the web": """
         example.com //example.com/ ftp://example.com/ file:///etc/passwd
@@ -67,7 +67,7 @@ BAD_FORMS = {
 
 WITH_SPACES = ["", "http://exam ple.com/", "http://example.com/\r\nHost: x"]
 
-#: The form is right; where the name leads is not.
+#: Well-formed, but the name leads to a forbidden address.
 BAD_ADDRESSES = """
     127.0.0.1 10.1.2.3 169.254.169.254 0.0.0.0 100.64.0.1
     ::1 ::ffff:10.0.0.1 fd00::1 fe80::1%eth0 64:ff9b::a00:1
@@ -158,7 +158,7 @@ def call(receiver: Receiver, path: str, seconds: float = 5, **headers: str) -> A
 
 
 def drip(handler: Any) -> None:
-    """Bytes, one after the other, for ever."""
+    """Send bytes, one after the other, for ever."""
     try:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nx: ")
         while True:
@@ -210,7 +210,7 @@ def test_nobody_is_there() -> None:
 
 
 def test_the_time_is_for_all_of_it(receiver: Receiver) -> None:
-    """An address that does not answer, and then one that answers for ever."""
+    """Tested with addresses that do not answer, and then one that answers for ever."""
     receiver.answers["/late"] = drip
     with socket.socket() as silent, ExitStack() as full:
         silent.bind(("127.0.0.1", 0))

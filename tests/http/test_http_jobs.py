@@ -173,7 +173,7 @@ def test_a_host_gets_so_many_at_a_time(jobs: Jobs) -> None:
     ("later", "changed", "is_posted"),
     [
         ({"retries": 1, "countdown": 3600}, {}, False),
-        ({"retries": 1}, {}, False),  # it is due by now
+        ({"retries": 1}, {}, False),  # it is due now
         ({"replaced_task_nesting": 1, "countdown": 3600}, {"postponed": 1}, False),
         ({"countdown": 3600}, {}, True),
         ({"retries": 1, "countdown": 3600}, {"content": "of another job"}, True),
@@ -182,7 +182,7 @@ def test_a_host_gets_so_many_at_a_time(jobs: Jobs) -> None:
 def test_an_attempt_that_comes_back_beside_the_next_one(
     jobs: Jobs, later: dict[str, Any], changed: dict[str, Any], is_posted: bool
 ) -> None:
-    """Its worker has died between sending that one and acknowledging this one."""
+    """Its worker died between sending the next attempt and acknowledging this one."""
     jobs.receiver.got.clear()
     task = jobs.delayed.app.tasks[JOB_TASK]
     kwargs = {"topic": "t", "callback": jobs.receiver.url("/back"), "content": "c"}
@@ -220,7 +220,7 @@ def test_a_worker_ends_an_attempt_that_comes_back(jobs: Jobs, shared_server: Ser
 def test_time_limits_of_the_app_are_not_those_of_jobs(
     shared_server: Server, tmp_path: Path, limit: str
 ) -> None:
-    """A job has a timeout of its own, behind which it is retried."""
+    """A job has its own timeout, after which it is retried."""
 
     def answer_late(handler: Any) -> None:
         time.sleep(2.5)

@@ -1,4 +1,4 @@
-"""Limits and tenants over HTTP: how much there is, what waits, and who sees which of it."""
+"""Limits and tenants over HTTP: usage, waiting tasks, and their visibility."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Counted(Throttler):
 
 @pytest.fixture
 def mail(app: Celery, delayed: Delayed) -> Celery:
-    """An app of which three mails run: one each of ada, bob and a/b c; and eleven wait."""
+    """An app with three running mails, one each of ada, bob and a/b c, and eleven waiting."""
     declare(app, mail=mail_policies())
     for tenant, count in (("ada", 6), ("bob", 4), ("a/b c", 2), ("eve", 2)):
         send(app, tenant, count, host=f"{tenant}.example")
@@ -152,7 +152,7 @@ def test_what_the_app_does_not_declare(mail: Celery, shared_api: httpx.Client) -
 
 
 def test_what_runs(app: Celery, delayed: Delayed, serve: Serve) -> None:
-    """As a throttler sees it; and a token of a tenant sees its own."""
+    """The counts are those a throttler sees; a token of a tenant sees only its own tasks."""
     declare(app, mail=[Counted(), Limit(concurrency=5, by="host", weight=2)])
     for tenant in ("ada", "eve"):
         send(app, tenant, host=f"{tenant}.example")

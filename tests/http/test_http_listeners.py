@@ -1,4 +1,4 @@
-"""Many who listen to lifecycle events at once."""
+"""Many clients listen to lifecycle events at once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_500_listeners(serve: Serve, many_files: None) -> None:
 def test_a_burst_is_read_without_waiting(
     serve: Serve, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is lost of a queue that has more events in a moment than are read at a time."""
+    """No event is lost if a queue has more events in a moment than one read returns."""
     monkeypatch.setattr(feed, "LOOK_SIZE", 5)
     waits: list[float] = []
     api = serve(callbacks=False)

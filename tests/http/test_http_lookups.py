@@ -1,4 +1,4 @@
-"""Look-ups that many clients ask for at once share their calls, and nothing else."""
+"""Look-ups that many clients request at once share their calls, and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def together(
     waiting: int = 100,
     seconds: float = 30.0,
 ) -> list[BaseException | None]:
-    """Run all items at once; what each of them raised."""
+    """Run all items at once; returns the error of each."""
     threads = Threads(2, 10, seconds)
 
     async def run() -> list[BaseException | None]:

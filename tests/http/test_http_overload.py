@@ -1,4 +1,4 @@
-"""Overload, slow and huge requests, a broker that is killed, and a server that ends."""
+"""Overload, slow and huge requests, a broker that is killed, and a server that stops."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_more_than_fits(serve: Serve, server: Server) -> None:
 
 @pytest.fixture
 def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Searches end when this is set."""
+    """Searches block until this is set."""
     go_on, page_of = threading.Event(), search.page_of
 
     def wait(*given: Any) -> Any:

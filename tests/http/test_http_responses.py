@@ -14,7 +14,7 @@ from tests.kit.questions import answer_in
 
 
 def given(client: redis.Redis) -> list[str | None]:
-    """The answers that messages in the ready list have."""
+    """The answers in the messages of the ready list."""
     return [answer_in(text) for text in client.lrange("celery", 0, -1)]
 
 

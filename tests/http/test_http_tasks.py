@@ -326,7 +326,7 @@ def test_an_id_is_remembered_until_a_day_after_a_later_due_time(
 def test_a_task_that_is_put_for_now_was_never_due(
     api: httpx.Client, delayed: Delayed, client: redis.Redis
 ) -> None:
-    """No policy, and nobody who reads how late tasks are, takes it for one of 1970."""
+    """Neither policies nor reports on late tasks take it for one of 1970."""
     assert api.put("/v1/tasks/a", json={"task": "till.charge"}).status_code == 201
     (text,) = client.lrange("celery", 0, -1)
     assert "due_ms" not in json.loads(text)
@@ -338,7 +338,7 @@ def test_a_task_that_is_put_for_now_was_never_due(
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
 def test_what_is_too_deep_for_a_worker(api: httpx.Client, method: str) -> None:
-    """Its worker would end, as would the next one: it cannot pickle the task for its pool."""
+    """Its worker would exit, and then the next one: it cannot pickle the task for its pool."""
     path = "/v1/tasks" if method == "POST" else "/v1/tasks/a"
     for levels, expected in ((100, 201), (101, 422), (500, 422)):
         args = json.loads("[" * levels + "]" * levels)
@@ -490,7 +490,7 @@ def test_change(api: httpx.Client, delayed: Delayed) -> None:
 def test_arguments_of_tasks_that_the_app_does_not_allow_stay(
     api: httpx.Client, delayed: Delayed, name: str, change: dict[str, Any]
 ) -> None:
-    """A token that may schedule some tasks could have another one run: as what a time-out sends."""
+    """Otherwise a token for some tasks could run others, as the task that a timeout sends."""
     delayed.app.send_task(name, ["as sent"], task_id="a", countdown=3_600)
     answer = api.patch("/v1/tasks/a", json=change)
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""The pages in Chromium: live, by keyboard alone, narrow, dark, and as assistive tools see them."""
+"""The pages in Chromium: live, keyboard only, narrow, dark, and as assistive tools see them."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def many(browser: Browser, open_shop: OpenShop) -> str:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens a page in a browser of its own; at the end nothing may have gone wrong in any."""
+    """Opens pages, each in a separate browser; checks at the end that none had errors."""
     contexts, troubles = [], []
 
     def open(url: str, width: int = 1280, **options: Any) -> Page:
@@ -244,7 +244,7 @@ SEEN_AGAIN = """() => {
 
 
 def test_a_page_whose_server_is_gone(opened: Any, shop: dict[str, Any]) -> None:
-    """It is offline when nothing comes, and stays so when it is looked at again."""
+    """It shows offline when no data arrives, and still does when the user returns to it."""
     page = opened(shop["url"])
     word, streams = page.locator("#live-switch .word"), re.compile("/live/")
     page.clock.install()

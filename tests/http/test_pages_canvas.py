@@ -1,4 +1,4 @@
-"""The page of a task: its canvas, and how it is terminated."""
+"""The page of a task shows its canvas and can terminate it."""
 
 from __future__ import annotations
 

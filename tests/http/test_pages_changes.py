@@ -1,4 +1,4 @@
-"""Cancel, move, run now, replay, drop: what a preview shows, and what becomes of it."""
+"""Cancel, move, run now, replay, drop: the preview and the result of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def due(app: Celery) -> datetime:
-    """Five mails and a charge, an hour apart from this on."""
+    """Five mails and a charge, an hour apart, beginning at this time."""
     start = datetime.now(timezone.utc).replace(microsecond=0) + HOUR
     for n in range(5):
         app.send_task("till.send_mail", [n], task_id=f"mail-{n}", eta=start + n * HOUR)
@@ -318,7 +318,7 @@ def test_replay_otherwise(
 
 @pytest.fixture
 def attempts(app: Celery, delayed: Delayed) -> None:
-    """Two tasks that wait for another try, two that have failed, one of which is a dead letter."""
+    """Two tasks that wait for a retry and two that failed, one of them a dead letter."""
     for n in range(2):
         app.send_task("till.charge", task_id=f"again-{n}", countdown=3600, retries=1)
         app.send_task("till.charge", task_id=f"bad-{n}")

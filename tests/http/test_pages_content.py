@@ -129,7 +129,7 @@ def test_overview(shop: tuple[Visitor, str]) -> None:
 
 
 def check(page: Page, shown: list[str], hidden: list[str]) -> None:
-    """Whether a page has these texts, and those links that begin with a slash."""
+    """Check that a page has the `shown` texts and links, and none of the `hidden` ones."""
     there = {each for each in [*shown, *hidden] if each in page.text or each in page.links()}
     assert there == {*shown}
 

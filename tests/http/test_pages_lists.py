@@ -1,4 +1,4 @@
-"""Lists in the order that a visitor chooses, what is paused and declared, and periodic tasks."""
+"""Lists in an order the visitor chooses, pauses, declared policies, and periodic tasks."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_periodic_tasks_of_beat(
 
 
 class ZonedCrontab(crontab):
-    """As django-celery-beat's, which shows its parts in an order of its own."""
+    """Like that of django-celery-beat, which shows its parts in a different order."""
 
     tz = "Europe/Berlin"
 
@@ -196,7 +196,7 @@ def closed() -> list[str]:
 
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch, closed: list[str]) -> Callable[..., None]:
-    """Gives django-celery-beat these rows."""
+    """Makes django-celery-beat return these rows."""
 
     def give(*rows: Any) -> None:
         model = SimpleNamespace(objects=SimpleNamespace(select_related=lambda *_: [*rows]))
@@ -254,7 +254,7 @@ def test_periodic_tasks_of_a_database(app: Celery, database: Callable[..., None]
 def test_the_connections_of_the_caller_stay_open(
     visitor: Visitor, app: Celery, database: Callable[..., None], closed: list[str]
 ) -> None:
-    """Django's rule ends a transaction that is open: it is for threads of the server's own."""
+    """Django's cleanup ends an open transaction, so it is only for the server's own threads."""
     database(entry("on", schedule=schedule(60, app=app)))
     assert [each.name for each in periodic_tasks(app)] == ["on"]
     assert closed == []

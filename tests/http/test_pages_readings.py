@@ -20,7 +20,7 @@ from kombu_delayed.store.store import Store
 
 
 class Clock:
-    """A clock for `time.monotonic`, and readings that take some of its time."""
+    """A clock for `time.monotonic`; each reading takes some of its time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.reads = 100.0, 0
@@ -86,7 +86,7 @@ def tell(client: redis.Redis, kind: str, ago_seconds: float, late_ms: int | None
     client.xadd("{q}:events", {"v": 2, "event": json.dumps(facts)}, id=str(at_ms))
 
 
-#: The middle of a part of a minute.
+#: The middle of one part of a minute.
 NOW = 1_000_000_000 * PART_SECONDS + PART_SECONDS / 2
 
 

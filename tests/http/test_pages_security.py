@@ -114,7 +114,7 @@ def test_login_and_logout(visitor: Visitor, tokens: Tokens, client: redis.Redis)
 
 
 def test_two_ports_of_one_host(visitor: Visitor, tokens: Tokens, serve: Serve) -> None:
-    """Browsers send the cookies of one to the other."""
+    """Browsers send the cookies of one port to the other."""
     visitor.log_in(tokens.create("till", ["read"])[1])
     with Visitor(serve(needs_token=True)) as other:
         other.client.cookies = visitor.client.cookies
@@ -158,7 +158,7 @@ def test_a_wrong_token(visitor: Visitor, wrong: str) -> None:
 def test_wrong_tokens_are_slowed(
     serve: Serve, tokens: Tokens, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default, too. A right token from the same address is accepted."""
+    """This is the default. A correct token from the same address is accepted."""
     monkeypatch.setattr(app_module, "WRONG_TOKENS_PER_SECOND", 0.001)
     with Visitor(serve(needs_token=True, **options)) as visitor:
         csrf = csrf_of_login(visitor)
@@ -238,7 +238,7 @@ BOUNDS = [{"tenants": ["ada"]}, {"queues": ["mail"]}]
 def bounds(
     request: pytest.FixtureRequest, visitor: Visitor, tokens: Tokens, app: Celery, delayed: Delayed
 ) -> dict[str, list[str]]:
-    """The visitor's, who may see what is of ada in mail, and nothing of bob in vault."""
+    """The bounds of a visitor who may see tasks of ada in mail, but none of bob in vault."""
     for tenant, queue in (("ada", "mail"), ("bob", "vault")):
         given = {"queue": queue, "headers": {"tenant": tenant}}
         app.send_task("till.charge", task_id=f"in-{queue}", countdown=60, **given)
