@@ -56,6 +56,8 @@ RULES = {
     r"\bwhat (is|are|was|has|waits|runs)\b[^,.;:]* (is|are|was|has|goes|waits)\b": "name the thing",
 }
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
 #: A line that is a comment, and a comment behind code. What scripts say of their keys is a form.
 COMMENT = {
     ".py": re.compile(r"\s*#:? (.*)"),
@@ -100,12 +102,12 @@ def problems(text: str) -> Iterator[str]:
 
 def in_code() -> Iterator[tuple[str, str]]:
     """The docstrings and comments of modules and scripts, each with its place."""
-    for package in ("kombu_delayed", "celery_ext"):
+    for package in ("kombu_delayed", "celery_ext", "tests"):
         for path in sorted((ROOT / package).rglob("*.*")):
             if path.suffix == ".py":
                 tree = ast.parse(path.read_text(encoding="utf-8"))
                 for node in ast.walk(tree):
-                    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                    if isinstance(node, DOCUMENTED):
                         line = getattr(node, "lineno", 1)
                         yield f"{path.relative_to(ROOT)}:{line}", ast.get_docstring(node) or ""
             if path.suffix in COMMENT:
@@ -170,7 +172,7 @@ def main(names: list[str]) -> int:
         for problem in problems(text):
             print(f"{name}: {problem}")
             found += 1
-    print(f"{found} problems of style in {len(read)} pages, docstrings and help texts")
+    print(f"{found} problems of style in {len(read)} pages, docstrings, comments and help texts")
     return bool(found)
 
 

@@ -34,7 +34,7 @@ SHOP = """
 
     app = Celery("shop", broker="amqp://nowhere.invalid")
     app.conf.broker_transport_options = {
-        # Workers hear of what is to do, or do not in the time of these tests.
+        # Workers must be woken: they would not poll within the time of these tests.
         "delayed_poll_seconds": 60,
         "delayed_policies": {
             "office": [Window("08:00-18:00", tz="Europe/Berlin", days="mon-fri")],

@@ -20,7 +20,7 @@ SHOP = """
     from celery import Celery
 
     app = Celery("shop", broker="amqp://nowhere.invalid")
-    # Workers hear of what is to do, or do not in the time of these tests.
+    # Workers must be woken: they would not poll within the time of these tests.
     app.conf.broker_transport_options = {"delayed_poll_seconds": 60}
     ran = []
 

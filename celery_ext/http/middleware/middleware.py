@@ -217,7 +217,7 @@ class _Body:
     async def refuse(self, drain: bool = True) -> None:
         """Raise a Problem; with `drain`, first give the sender time to send the rest.
 
-        Do not drain for a sender that waits for `100 Continue`: reading would tell it to go on.
+        Do not drain for a sender that waits for `100 Continue`: reading would tell it to continue.
         """
         with anyio.move_on_after(DRAIN_SECONDS):
             while drain and not self._is_read:
