@@ -148,9 +148,9 @@ def _pass_over_silent_servers(connection: Connection) -> None:
         if where.scheme != "redis":
             return
         try:
-            if _answers((where.host or "127.0.0.1", where.port or urls.NODE_PORT)):
+            if _answers(where.server):
                 return
-            silence = f"{where.place} accepts connections and does not answer"
+            silence = where.silence
         except TimeoutError:
             silence = f"{where.place} does not accept connections"
         except OSError:

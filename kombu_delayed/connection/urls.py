@@ -52,9 +52,19 @@ class Address:
     nodes: tuple[tuple[str, int], ...] = ()
 
     @property
+    def server(self) -> tuple[str, int]:
+        """Host and port of a single server that is reached over TCP."""
+        return self.host or "127.0.0.1", self.port or NODE_PORT
+
+    @property
     def place(self) -> str:
         """Where one server listens, for people."""
-        return self.path or f"{self.host or '127.0.0.1'}:{self.port or NODE_PORT}"
+        return self.path or "{}:{}".format(*self.server)
+
+    @property
+    def silence(self) -> str:
+        """The error if that server hangs."""
+        return f"{self.place} accepts connections and does not answer"
 
 
 class Host(str):

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -89,15 +89,18 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
     rows.write.mode(mode).option("compression", "zstd").parquet(path)
     queues = counts(spark.read.schema(SCHEMA).parquet(path))
     made_by = f"kombu-delayed {version('kombu-delayed')}"
-    found = Summary(VERSION, made_at, made_by, server, sum(queues.values()), queues)
-    text = spark.createDataFrame([(json.dumps(_told(found)),)], "value string")
+    # Older versions of this package refuse a file with any other field.
+    facts: dict[str, Any] = {
+        "version": VERSION,
+        "made_at": made_at,
+        "made_by": made_by,
+        "server": server,
+        "messages": sum(queues.values()),
+        "queues": queues,
+    }
+    text = spark.createDataFrame([(json.dumps(facts),)], "value string")
     text.coalesce(1).write.mode("overwrite").text(f"{path}/{_SUMMARY}")
-    return replace(found, undecodable=seen.get["undecodable"])
-
-
-def _told(found: Summary) -> dict[str, Any]:
-    """The fields of the file. Older versions of this package refuse any other field."""
-    return {name: value for name, value in asdict(found).items() if name != "undecodable"}
+    return Summary(**facts, undecodable=seen.get["undecodable"])
 
 
 def counts(rows: DataFrame) -> dict[str, int]:

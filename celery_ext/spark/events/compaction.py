@@ -81,11 +81,11 @@ def compact_archive(
     lock = CompactionLock(files, path)
     lock.keep(lambda: True, lambda: None)
     try:
-        newest = BATCH.format(max(_numbers(files)))
-        done = _merge_new(spark, path, files, lock)
-        days = 0
+        *numbers, newest = _numbers(files)
+        done, days = _merge_new(spark, path, files, numbers, lock), 0
         if keep_days is not None:
-            days = _forget(files, newest, (today or _today()) - timedelta(days=keep_days))
+            before = (today or _today()) - timedelta(days=keep_days)
+            days = _forget(files, BATCH.format(newest), before)
         return Compacted(done, days)
     finally:
         lock.free()
@@ -97,11 +97,13 @@ def _numbers(files: Files) -> list[int]:
     return sorted(int(name[1]) for name in names if name and not name[2])
 
 
-def _merge_new(spark: SparkSession, path: str, files: Files, lock: CompactionLock) -> int:
+def _merge_new(
+    spark: SparkSession, path: str, files: Files, numbers: list[int], lock: CompactionLock
+) -> int:
     """Merge new batches; returns their number. Deletes leftovers of a merge that was killed."""
     ranges = merged(spark, path)
     done = max((int(each.partition("-")[2]) for each in ranges), default=-1)
-    new = [number for number in _numbers(files)[:-1] if number > done]
+    new = [number for number in numbers if number > done]
     if len(new) < LEAST_BATCHES:
         new = []
     if new:

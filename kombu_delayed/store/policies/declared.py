@@ -63,9 +63,12 @@ class PolicyRecords:
         move, given = self.declare_call(queue, text, by, known)
         return bool(move(self._store.run, **given))
 
-    def declare_call(self, queue: str, text: str, by: str, known: PolicyRecord) -> Call:
+    def declare_call(
+        self, queue: str, text: str, by: str, known: PolicyRecord, prefix: str = ""
+    ) -> Call:
         """The script of `declare` and its arguments, to be sent with other scripts."""
-        given = {"known": known.version, "version": version_of_text(text), "text": text, "by": by}
+        version = f"{prefix}{version_of_text(text)}"
+        given = {"known": known.version, "version": version, "text": text, "by": by}
         return self._store.call("declare", queue, **given)
 
     def offer(self, queues: Sequence[str], text: str, by: str) -> None:
@@ -73,16 +76,10 @@ class PolicyRecords:
 
         Ignores errors of the server. Raises connection errors.
         """
-        version = f"{_OFFERED}{version_of_text(text)}"
-        given = {"known": "", "version": version, "text": text, "by": by}
+        nothing = PolicyRecord()
         found = zip(queues, self.read_each(queues), strict=True)
-        self._store.together(
-            [
-                self._store.call("declare", queue, **given)
-                for queue, known in found
-                if known == PolicyRecord()
-            ]
-        )
+        new = [queue for queue, known in found if known == nothing]
+        self._store.together([self.declare_call(each, text, by, nothing, _OFFERED) for each in new])
 
 
 def version_of_text(text: str) -> str:

@@ -248,8 +248,7 @@ class ConnectingChannel(stock.Channel):
             where = urls.address(self.connection.client)
             if "reading" not in str(error) or where.scheme in urls.LISTS:
                 raise
-            text = f"{where.place} accepts connections and does not answer"
-            raise redis.TimeoutError(text) from error
+            raise redis.TimeoutError(where.silence) from error
 
     def _after_fork(self) -> None:
         if self._pid == os.getpid():

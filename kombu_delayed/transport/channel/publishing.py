@@ -9,7 +9,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
 from ...consumer.lease.consumer_id import consumer_id
-from ...consumer.policy.decisions import planned
+from ...consumer.policy.decisions import Rules, planned
 from ...consumer.policy.of_message import HEADER, USUAL, with_policies
 from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
 from ...message.envelope import CONFLICTS, Unique, due, message_id, to_json, unique_key
@@ -33,9 +33,9 @@ class PublishingChannel(ConnectingChannel):
 
         return PublishBatch(self, max_size)
 
-    def _offer(self, text: str, queue: str) -> None:
+    def _offer(self, rules: Rules, queue: str) -> None:
         """Put this program's policies of a queue in force until a consumer declares others."""
-        if text:
+        if text := rules.offered(queue):
             self.store.policies.offer(self.store.shards.all(queue), text, consumer_id())
         self._offered.add(queue)
 
@@ -58,7 +58,7 @@ class PublishingChannel(ConnectingChannel):
             headers = message.get("headers") or {}
             task, own = str(headers.get("task") or ""), str(headers.get(HEADER) or "")
             if task and not expires_ms and queue not in self._offered:
-                self._offer(rules.offered(queue), queue)
+                self._offer(rules, queue)
             if not plans_later:
                 entry = planned(rules, queue, task, own, entry, self.store)
         if batch is not None and unique is None:
