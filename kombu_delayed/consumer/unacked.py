@@ -152,7 +152,7 @@ class QoS(virtual.QoS):
         held = self.held.pop(tag, None)
         if held is not None:
             queue, id = held
-            reason = self._reason(tag) if verb == BURY else ""
+            reason = "" if verb == ACK else self._reason(tag)
             self.outbox.done.append(Done(verb, queue, tag, id, reason))
             if tag in self.slots.of_messages and tag not in self.slots.of_tasks:
                 self.slots.free(tag)
