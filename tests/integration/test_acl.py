@@ -8,15 +8,25 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, chord, group
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
+from kombu import Exchange
+from kombu.common import Broadcast
 
 from celery_ext.cli import delayed
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.ledger import Ledger
-from tests.kit.limited import FINDER, FINDER_PASSWORD, OPTIONS, PASSWORD, USER, limited
+from tests.kit.limited import (
+    FINDER,
+    FINDER_PASSWORD,
+    OPTIONS,
+    PASSWORD,
+    USER,
+    limited,
+    more_rules,
+)
 from tests.kit.sentinels import start_group
 from tests.kit.servers import Server, available_kinds
 from tests.kit.tasks_app import Settings, make_app
@@ -81,6 +91,28 @@ def test_a_single_server(server: Server, client: redis.Redis, tmp_path: Path) ->
     url = f"delayed+redis://{USER}:{PASSWORD}@127.0.0.1:{server.port}/0"
     with limited([client]):
         use_all(url, {}, tmp_path)
+
+
+def test_results_and_a_broadcast_queue(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    address = f"redis://{USER}:{PASSWORD}@127.0.0.1:{server.port}/0"
+    ledger = Ledger(tmp_path / "ledger")
+    settings = Settings(f"delayed+{address}", address, OPTIONS, str(ledger.path))
+    app = make_app(settings)
+    app.conf.task_queues = [Broadcast("news")]
+    with limited([client], more=more_rules()), Worker(settings, tmp_path):
+        add, news = app.tasks["add"], Exchange("news", type="fanout")
+        header = [add.s(1, 1), add.s(2, 2)]
+        assert chord(header, app.tasks["total"].s()).apply_async().get(timeout=60) == 6
+        result = group(header).apply_async()
+        result.save()
+        assert result.get(timeout=60) == [2, 4]
+        assert app.GroupResult.restore(result.id) == result
+        like = app.amqp.queues["news"]
+        where = {"exchange": "news", "exchange_type": "fanout", "routing_key": like.routing_key}
+        assert app.control.add_consumer("inbox", **where, reply=True, timeout=60, limit=1)
+        app.send_task("record", queue="news", declare=[news], task_id="told")
+        wait_until(lambda: ledger.entries(), "the broadcast task ran", 60)
+    app.close()
 
 
 def test_a_cluster(cluster: Cluster, tmp_path: Path) -> None:

@@ -17,19 +17,34 @@ FINDER, FINDER_PASSWORD = "finder", "another"
 OPTIONS = {"global_keyprefix": "shop:"}
 
 
-def rules_of(user: str) -> list[str]:
-    """The permissions that the page gives a user."""
-    return PAGE.partition(f"ACL SETUSER {user} ")[2].partition("```")[0].split()
+#: The channel of the Broadcast queue that the page has as an example.
+BROADCAST = "&shop:/0.news/celery"
+
+
+def rules_of(user: str, also: str = " ") -> list[str]:
+    """The permissions that the page gives a user, in the block that begins with `also`."""
+    block = PAGE.partition(f"ACL SETUSER {user}{also}")[2].partition("```")[0]
+    assert block, (user, also)
+    return block.split()
+
+
+def more_rules() -> list[str]:
+    """The permissions that the page adds for results in the same server and a Broadcast queue."""
+    assert BROADCAST in PAGE
+    return [*rules_of(USER, "\n"), BROADCAST]
 
 
 @contextmanager
 def limited(
-    clients: Iterable[redis.Redis], user: str = USER, denied_to_it: str = "config"
+    clients: Iterable[redis.Redis],
+    user: str = USER,
+    denied_to_it: str = "config",
+    more: Iterable[str] = (),
 ) -> Iterator[None]:
     """A user on each server; at the end nothing was denied but CONFIG GET, or `denied_to_it`."""
     clients = list(clients)
     for client in clients:
-        client.execute_command("ACL", "SETUSER", user, "reset", *rules_of(user))
+        client.execute_command("ACL", "SETUSER", user, "reset", *rules_of(user), *more)
         client.execute_command("ACL", "LOG", "RESET")
     try:
         yield
