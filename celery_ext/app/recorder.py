@@ -15,6 +15,7 @@ from typing import Any
 
 from celery import Celery
 from celery.utils.log import get_logger
+from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.outcomes.records import ALIVE_SECONDS, BEAT_SECONDS, Note, Outcomes
@@ -313,6 +314,9 @@ class Recorder:
 
 
 def _said(error: Any) -> dict[str, Any]:
+    if isinstance(error, UnpickleableExceptionWrapper):  # shown as if it could be pickled
+        text = text_of(Exception(*error.exc_args))[:MESSAGE_LENGTH]
+        return {"error": error.exc_cls_name, "message": text}
     return {"error": type(error).__name__, "message": text_of(error)[:MESSAGE_LENGTH]}
 
 

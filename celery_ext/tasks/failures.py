@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -15,7 +14,7 @@ from .times import from_ms
 #: JSON in a string, because the scripts skip strings in headers quickly.
 HEADER = "delayed_failures"
 
-#: An attribute of errors whose task has become a dead letter.
+#: An attribute of the ExceptionInfo of a task: whether it has become a dead letter.
 BURIED = "delayed_buried"
 
 #: How many of the last failures are kept, with how many frames and characters of each traceback.
@@ -52,12 +51,6 @@ def text_of(error: Any) -> str:
         return str(error)
     except Exception as failure:
         return f"(its text cannot be made: {type(failure).__name__})"
-
-
-def note_burial(error: BaseException) -> None:
-    """Mark an error for the process that received the task: the task is already buried."""
-    with suppress(AttributeError, TypeError):  # some errors take no attributes
-        setattr(error, BURIED, True)
 
 
 def read(text: Any) -> list[Failure]:

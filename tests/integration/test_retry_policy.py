@@ -321,6 +321,17 @@ def test_workers(bench: Bench, pool: str) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("error", ["OwnPickle", "NoPickle"])
+def test_an_error_that_loses_its_attributes_is_one_dead_letter(bench: Bench, error: str) -> None:
+    with bench.worker(module="tests.kit.policies_app", pool="prefork"):
+        bench.send("a", 0, "tests.kit.policies_app.hopeless_pickle", args=[error])
+        wait_until(lambda: bench.app.delayed.counts()["celery"].dead, "it is a dead letter")
+        wait_until(lambda: not bench.app.delayed.counts()["celery"].unacked, "it is acked")
+    (letter,) = bench.app.delayed.dead.list()
+    assert [each.error for each in letter.failures] == [f"{error}: no hope"] * 2
+
+
+@pytest.mark.smoke
 @pytest.mark.parametrize("when", ["", "_late", "_kept"])
 @pytest.mark.parametrize(
     ("task", "error"),

@@ -36,6 +36,24 @@ def hopeless_kept(self: Any, secret: str) -> None:
     raise ValueError("no hope")
 
 
+class OwnPickle(Exception):
+    """Its pickle leaves attributes out, like that of botocore's errors."""
+
+    def __reduce__(self) -> Any:
+        return OwnPickle, self.args
+
+
+class NoPickle(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.stays_here = lambda: None
+
+
+@app.task(acks_late=True, acks_on_failure_or_timeout=False, policies=[Backoff([0.05])])
+def hopeless_pickle(name: str) -> None:
+    raise globals()[name]("no hope")
+
+
 @app.task(bind=True, time_limit=0.5, policies=[Backoff([0.05])])
 def endless_once(self: Any) -> int:
     if not self.request.retries:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import Retry
+from celery.utils.serialization import get_pickleable_exception
 from kombu.exceptions import OperationalError
 
 from celery_ext.app import recorder
@@ -156,6 +159,26 @@ def test_a_failure_in_any_alphabet_is_short_enough(told: Recorder, text: str) ->
     assert found.failure is not None
     said = text[:300].encode(errors="replace").decode()  # half a character is "?"
     assert (found.state, found.failure.message) == ("failed", said)
+
+
+class NoPickle(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("no")
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_an_error_that_cannot_be_pickled_has_its_own_type(told: Recorder, is_retried: bool) -> None:
+    run = received(told, 1)
+    assert run is not None
+    error = get_pickleable_exception(NoPickle("no hope"))
+    if is_retried:
+        told.retrying(run, Retry("later", error), "")
+    else:
+        told.failed(run, error, "")
+    note = told._noted(run)
+    assert note is not None
+    said = json.loads(note.lines.strip().split("\n")[-1])[-1]
+    assert (said["error"], said["message"]) == ("NoPickle", "no hope")
 
 
 def test_what_goes_back_is_noted_once(told: Recorder) -> None:

@@ -60,8 +60,8 @@ class _Retrying:
     def __init__(self, task: Task, strategy_of: StrategyOf) -> None:
         self._task = task
         self.strategy_of = strategy_of
-        self._retry = task.retry
-        task.retry = self.retry
+        self._retry, self._on_failure = task.retry, task.on_failure
+        task.retry, task.on_failure = self.retry, self.on_failure
         self.run = self._wrapped(task.run)
 
     def _wrapped(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,8 +115,6 @@ class _Retrying:
         answer = _ask(strategy, message, error, attempt, max_retries)
         if isinstance(answer, GiveUp):
             request.delayed_given_up = bury(self._task, answer.reason, history)
-            if request.delayed_given_up:
-                failures.note_burial(error)
             raise error
         changes = {**options, **_changes(answer, eta, countdown)}
         changes["headers"] = {
@@ -130,6 +128,18 @@ class _Retrying:
             return self._retry(exc=exc, throw=throw, max_retries=ENDLESS, **own)
         finally:
             vars(self._task).pop("override_max_retries", None)
+
+    def on_failure(
+        self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: ExceptionInfo
+    ) -> None:
+        """Like `Task.on_failure`, after noting whether the task is already buried.
+
+        The process that received the task reads the note. It is not on the error: errors that
+        pickle in their own way lose such an attribute, and Celery replaces those that cannot be
+        pickled.
+        """
+        setattr(einfo, failures.BURIED, vars(self._task.request).get("delayed_given_up", False))
+        self._on_failure(exc, task_id, args, kwargs, einfo)
 
     def ended(
         self, request: Context, error: Exception, store_errors: bool = True

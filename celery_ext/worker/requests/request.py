@@ -224,7 +224,7 @@ class Request(CeleryRequest):
                 error.requeue = True
             if error.reason and not error.requeue:
                 self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
-        self._is_buried = self._is_buried or getattr(error, BURIED, False)
+        self._is_buried = self._is_buried or getattr(exc_info, BURIED, False)
         if self._was_lost(error) and self._is_retried(_lost(error)):
             return None
         if isinstance(error, TimeLimitExceeded) and self._goes_on_after(error):
