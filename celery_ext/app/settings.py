@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
+from kombu_delayed.connection.options import PREFIX, Options
 from kombu_delayed.errors import OptionError
 
 T = TypeVar("T")
@@ -28,6 +29,14 @@ def parse(kind: type[T], setting: str, given: Any) -> T:
             hint = suggestion(str(name), known, "there are")
             raise OptionError(f"unknown option {name!r} in {setting}{hint}")
     return kind(**{name: _checked(setting, known[name], value) for name, value in given.items()})
+
+
+def misplaced(settings: Mapping[str, Any]) -> str:
+    """A sentence about transport options that stand among Celery's settings, or nothing."""
+    known = [PREFIX + each.name for each in fields(Options)]
+    names = [name for name in known if settings.get(name) is not None]
+    text = f"the setting {', '.join(names)} has no effect: move it into broker_transport_options"
+    return text if names else ""
 
 
 def suggestion(name: str, known: Collection[str], all_are: str) -> str:

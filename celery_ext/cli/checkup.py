@@ -14,6 +14,7 @@ from redis import Redis
 from rich.table import Table
 from rich.text import Text
 
+from celery_ext.app.settings import misplaced
 from celery_ext.control.counts import ConsumerInfo
 from celery_ext.control.delayed import Delayed
 from celery_ext.control.policies.pauses import QueuePause
@@ -187,7 +188,8 @@ def _app(delayed: Delayed) -> Check:
     is_installed = getattr(delayed.app, "delayed", None) is not None
     text = "celery_ext is installed" if is_installed else "the transport alone"
     hint = "call celery_ext.install(app) to see task outcomes, and for policies"
-    return Check("app", text, "" if is_installed else hint)
+    remedies = ["" if is_installed else hint, misplaced(delayed.app.conf)]
+    return Check("app", text, "\n".join(filter(None, remedies)))
 
 
 def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:

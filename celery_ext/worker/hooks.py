@@ -65,10 +65,13 @@ def _on_init(sender: Any, **_: Any) -> None:
 def _check_settings(app: Celery) -> None:
     """Raises SystemExit for an invalid setting: Celery would continue after any other error."""
     from ..app.outcome_options import OutcomeOptions
+    from ..app.settings import misplaced
     from ..control.answers.options import ExpectationOptions
     from ..http.options import HttpOptions
     from ..metrics.options import MetricsOptions
 
+    if text := misplaced(app.conf):
+        raise SystemExit(f"Error: {text}")
     for options in (OutcomeOptions, MetricsOptions, HttpOptions, ExpectationOptions):
         try:
             options.of(app)

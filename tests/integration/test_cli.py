@@ -540,6 +540,13 @@ def test_names_in_brackets_are_no_markup(empty: Cli) -> None:
     assert "There is no queue '[/b]'" in empty("list", "-Q", "[/b]").stderr
 
 
+def test_the_doctor_names_options_among_the_settings(cli: Cli) -> None:
+    assert "broker_transport_options" not in cli.text("doctor", code=1)
+    cli.app.conf.delayed_policies = {"celery": []}
+    found = " ".join(cli.text("doctor", code=1).split())
+    assert "the setting delayed_policies has no effect" in found
+
+
 def test_an_output_that_is_not_utf_8(cli: Cli) -> None:
     result = click.testing.CliRunner(charset="latin-1").invoke(
         delayed, ["doctor"], obj=CLIContext(app=cli.app, no_color=True, workdir=None)

@@ -413,6 +413,14 @@ def test_a_worker_does_not_start_with_a_wrong_setting(setting: str, given: Any) 
             worker_init.send(sender=app.Worker)
 
 
+@pytest.mark.parametrize("name", ["delayed_policies", "delayed_lease_seconds"])
+def test_a_worker_does_not_start_with_an_option_among_the_settings(name: str) -> None:
+    with make_app("delayed+redis://") as app:
+        app.conf[name] = {} if name == "delayed_policies" else 5
+        with pytest.raises(SystemExit, match=f"Error: .*{name}.* into broker_transport_options"):
+            worker_init.send(sender=app.Worker)
+
+
 @pytest.fixture
 def told(bench: Bench) -> set[str]:
     """The names of all metrics of a worker and an API."""
