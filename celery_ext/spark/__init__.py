@@ -20,8 +20,7 @@ from .options import (
     WriteOptions,
     as_texts,
 )
-from .sink.job_ledger import JobReport, may_be_done, read_report
-from .sink.registry import JobState, end, forget, listed
+from .sink.registry import JobReport, JobState, end, forget, listed, may_be_done, read_report
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,8 +22,14 @@ from pyspark.sql.types import StructType
 from celery_ext.spark import forget_job, job_report, jobs
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink import registry
-from celery_ext.spark.sink.job_ledger import JobReport, keep_report, may_be_done
-from celery_ext.spark.sink.registry import JobRuns, JobState, Progress
+from celery_ext.spark.sink.registry import (
+    JobReport,
+    JobRuns,
+    JobState,
+    Progress,
+    keep_report,
+    may_be_done,
+)
 from celery_ext.spark.sink.write import BacklogWriter, RowsLost
 from kombu_delayed.errors import OptionError
 from kombu_delayed.store.ledgers import Job, LedgerStore

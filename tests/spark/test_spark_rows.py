@@ -21,9 +21,8 @@ from celery_ext.control.bulk.schedule import schedule_many
 from celery_ext.errors import BulkError
 from celery_ext.spark.arrow import iso_times, lists, to_python
 from celery_ext.spark.options import WriteOptions
-from celery_ext.spark.sink.key_ids import key_id
 from celery_ext.spark.sink.rejects import Rejects, discard, publish
-from celery_ext.spark.sink.rows import Rows
+from celery_ext.spark.sink.rows import Rows, key_id
 from kombu_delayed.errors import NodeDown, OptionError
 from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.state import state

@@ -25,8 +25,8 @@ from ..connect import connected
 from ..options import BrokerOptions, WriteOptions
 from ..reports.queries import event_order
 from ..sink.backup_rows import COLUMNS, IS_THERE
-from ..sink.job_ledger import JobReport
 from ..sink.pace import Pace
+from ..sink.registry import JobReport
 from .held import in_broker
 from .transfer import restore
 

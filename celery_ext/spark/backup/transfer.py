@@ -25,7 +25,7 @@ from ..connect import app_of, connected
 from ..events.archive_files import exists
 from ..options import ReadOptions, WriteOptions
 from ..sink.backup_rows import COLUMNS, VERSION, check_version
-from ..sink.job_ledger import JobReport
+from ..sink.registry import JobReport
 
 SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 

@@ -10,7 +10,7 @@ import click
 from celery_ext.app.commands import all_of
 from celery_ext.spark import cancel, reschedule, schedule
 from celery_ext.spark.commands.files import FORMATS, format_of, queried, read_rows
-from celery_ext.spark.sink.job_ledger import JobReport
+from celery_ext.spark.sink.registry import JobReport
 
 from .group import connection_options, job_options, main, naming, run_again, spark_of
 from .progress import show, watching

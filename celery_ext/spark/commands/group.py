@@ -28,7 +28,7 @@ from celery_ext.app.commands import all_of
 from celery_ext.app.settings import suggestion
 from celery_ext.spark.commands.java import session
 from celery_ext.spark.options import OF_TABLES, names
-from celery_ext.spark.sink.job_ledger import may_be_done
+from celery_ext.spark.sink.registry import may_be_done
 from celery_ext.tasks.formatting import progress_bars
 from kombu_delayed.errors import DelayedError, OptionError
 

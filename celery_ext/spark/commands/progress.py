@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
-from celery_ext.spark.sink.job_ledger import JobReport
+from celery_ext.spark.sink.registry import JobReport
 from celery_ext.tasks.formatting import number, plain
 
 from .group import empty_table, output, progress_bar

@@ -16,7 +16,7 @@ from celery_ext.cli.times import SPAN, TIME
 from celery_ext.spark.backup import replaying as replays
 from celery_ext.spark.backup.transfer import read_backup
 from celery_ext.spark.events.archive import read_archive
-from celery_ext.spark.sink.job_ledger import JobReport
+from celery_ext.spark.sink.registry import JobReport
 from celery_ext.tasks.formatting import number, plain
 
 from .group import (

@@ -1,10 +1,11 @@
-"""The list of a broker's jobs, with their progress; a job can be forgotten."""
+"""The list of a broker's jobs, with their progress and reports; a job can be forgotten."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from time import monotonic
 from typing import Any
@@ -12,14 +13,12 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.errors import DelayedError, ServerFull, translate
+from kombu_delayed.errors import DelayedError, OptionError, ServerFull, translate
 from kombu_delayed.inspection.backlog import queues_with
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
 from kombu_delayed.store.ledgers import CANCEL, OPERATIONS, Job, drop_ledger
 from kombu_delayed.store.store import Store
-
-from .job_ledger import JobReport
 
 #: The most jobs in the list. Older jobs can be run again, too.
 JOBS = 1_000
@@ -42,6 +41,23 @@ _NUMBERS = ("begun_ms", "heard_ms", "kept_seconds", "rows", *_COUNTS, "total_row
 
 class JobRuns(DelayedError, ValueError):
     """The job is running: without its ledger it would repeat its work."""
+
+
+@dataclass
+class JobReport:
+    """The result of writing a DataFrame.
+
+    `accepted` counts the rows that this run scheduled, restored, cancelled or moved. `already`
+    counts rows with nothing to do: they are done, exist already, or are no longer delayed.
+    `dropped` are the columns that were left out.
+    """
+
+    job_id: str
+    accepted: int = 0
+    already: int = 0
+    refused: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,28 @@ class Progress:
         if self._rows:
             _note(self._store, self._job, {"state": RUNNING}, run=self._job.run, rows=self._rows)
         self._rows, self._told_at = 0, self._clock()
+
+
+def may_be_done(error: BaseException) -> bool:
+    """Whether a write may have written rows before it raised this error."""
+    from pyspark.errors import AnalysisException
+
+    # Spark raises AnalysisException for errors of a data source at the start and at the end.
+    is_analysis = isinstance(error, AnalysisException) and "Failed to commit" not in str(error)
+    return not is_analysis and not isinstance(error, OptionError)
+
+
+def keep_report(store: Store, job: Job, report: JobReport) -> None:
+    """Store a run's report where `read_report` finds it, in any process."""
+    key = job_report(job.id, store.keys("").prefix)
+    told = {name: value for name, value in asdict(report).items() if value or name != "dropped"}
+    script("keep_report")(store.run, report=key, text=json.dumps(told), seconds=job.seconds)
+
+
+def read_report(store: Store, job_id: str) -> JobReport | None:
+    """The report of a job's last run; None if there is none, or it is forgotten."""
+    found = store.run("GET", job_report(job_id, store.keys("").prefix))
+    return JobReport(**json.loads(found)) if found else None
 
 
 def listed(store: Store, count: int = JOBS) -> list[JobState]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
+from datetime import date, datetime, timezone
 from decimal import Decimal
+from hashlib import sha1
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import pyarrow
 
@@ -18,7 +20,6 @@ from kombu_delayed.store.ledgers import CANCEL, RESCHEDULE, SCHEDULE
 from ..arrow import Unreadable, iso_times, lists, slices, to_python
 from ..options import WriteOptions
 from .fitting import BARE_NUMBER, COLUMNS, extra_columns, fitted
-from .key_ids import key_id
 
 Row = dict[str, Any]
 
@@ -27,6 +28,9 @@ _SELDOM = ("countdown", "headers", "expires")
 
 #: The most patterns that are cached.
 PATTERNS = 1_000
+
+#: The UUID namespace of ids that are made from key columns.
+NAMESPACE = UUID("6c1c2f0e-8d35-5f0e-9a53-6b1f6d1f3c7a")
 
 
 class Carried(NamedTuple):
@@ -228,6 +232,32 @@ class Rows:
         else:
             due_ms = from_now_ms("countdown", float(_number("countdown", countdown)))
         return self._where(queue), self._id(key), str(due_ms), from_ms(due_ms).isoformat()
+
+
+def key_id(values: Iterable[Any]) -> str:
+    """The id for the values of key columns.
+
+    Raises RowError if one is null, or NaN, which pandas uses for a missing number.
+    """
+    texts = [_key_text(value) for value in values]
+    if None in texts:
+        raise RowError("a key column is null, so that the row has no id")
+    if unreadable := next((each for each in texts if isinstance(each, Unreadable)), None):
+        raise RowError(f"a key column has {unreadable}")
+    # Like uuid5, without its objects, which would double the time.
+    text = sha1(NAMESPACE.bytes + json.dumps(texts).encode(), usedforsecurity=False).hexdigest()
+    variant = "89ab"[int(text[16], 16) & 3]
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{variant}{text[17:20]}-{text[20:32]}"
+
+
+def _key_text(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return (value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()
+    if isinstance(value, date):
+        return value.isoformat()
+    if value is None or value != value:
+        return None
+    return value if isinstance(value, (str, int, float)) else str(value)
 
 
 def _named(task: str | None) -> str:

@@ -40,9 +40,8 @@ from ..connect import connected
 from ..options import DROP, WriteOptions
 from .backup_rows import BackupRows, check_backup
 from .fitting import COLUMNS, check_columns, extra_columns
-from .job_ledger import JobReport, keep_report
 from .pace import Pace, jitter_seconds
-from .registry import Progress, begin, end
+from .registry import JobReport, Progress, begin, end, keep_report
 from .rejects import Rejects, discard, publish
 from .rows import Rows
 
@@ -139,25 +138,18 @@ class BacklogWriter(DataSourceArrowWriter):
             on_written=progress.add if progress else None,
             jitter_seconds=self.jitter_seconds,
         )
-        written = self._write(delayed, store, batches, rejects, pace)
+        if self.options.operation == RESTORE:
+            written = self._change(store, BackupRows(batches, self.options, rejects.add), pace)
+        else:
+            queue = delayed.app.conf.task_default_queue
+            rows = Rows(batches, self.options, queue, rejects.add)
+            if self.options.operation == SCHEDULE:
+                written = self._schedule(delayed, store, rows, rejects, pace)
+            else:
+                written = self._change(store, rows, pace)
         if progress:
             progress.tell()
         return written
-
-    def _write(
-        self,
-        delayed: Delayed,
-        store: LedgerStore,
-        batches: Iterator[pyarrow.RecordBatch],
-        rejects: Rejects,
-        pace: Pace,
-    ) -> Written:
-        if self.options.operation == RESTORE:
-            return self._change(store, BackupRows(batches, self.options, rejects.add), pace)
-        rows = Rows(batches, self.options, delayed.app.conf.task_default_queue, rejects.add)
-        if self.options.operation == SCHEDULE:
-            return self._schedule(delayed, store, rows, rejects, pace)
-        return self._change(store, rows, pace)
 
     def _schedule(
         self, delayed: Delayed, store: LedgerStore, rows: Rows, rejects: Rejects, pace: Pace
