@@ -13,8 +13,7 @@ from kombu_delayed.consumer.policy.decisions import Bury, Delay, Drop, Run
 from ..tasks.results import NotRun
 from .hand_over import HandOver
 from .limits.fair import Fair, Order
-from .limits.limit import Drain, Limit, Shares
-from .limits.limit_use import LimitUse
+from .limits.limit import Drain, Limit, LimitUse, Shares
 from .limits.throttler import Running, RunningTask, Throttler
 from .message import Message
 from .policy import Policy, PolicyError

@@ -11,7 +11,7 @@ from kombu_delayed.consumer.policy import decisions
 from kombu_delayed.consumer.policy.of_message import HEADER
 
 from . import policy
-from .limits.limit_use import LimitUse
+from .limits.limit import LimitUse
 from .policy import Policy, PolicyError, checked
 from .retry.strategies import STRATEGY_HEADER, Backoff, RetryStrategy
 from .times.catch_up import DropOlder, Spread

@@ -21,7 +21,7 @@ from ..tasks.results import store_outcome
 from .apps import LOOK_SECONDS, Apps
 from .declared import DeclaredPolicies, Followed, instead_of
 from .limits.gated import Gated
-from .limits.limit_use import LimitUse
+from .limits.limit import LimitUse
 from .message import Message
 from .of_message import policies_in, read, strategy_text, use_messages
 from .policy import RUN, Policy, PolicyError, checked

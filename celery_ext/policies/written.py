@@ -12,8 +12,7 @@ from typing import Any
 from kombu_delayed.message.durations import exact_text, parse_ms, parse_rate
 
 from .limits.fair import Fair, Order
-from .limits.limit import Drain, Limit, Shares
-from .limits.limit_use import LimitUse
+from .limits.limit import Drain, Limit, LimitUse, Shares
 from .policy import Policy, PolicyError
 from .retry.strategies import Backoff
 from .times.catch_up import DropOlder, Latest, Spread

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import bootsteps
 from celery.signals import task_received, worker_shutting_down
+from celery.utils.log import get_logger
 
 from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.transport.transport import Transport
@@ -18,8 +19,9 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
-from .requests.turns import Turns
 from .shutdown.draining import Draining, await_threads, is_of_message
+
+logger = get_logger(__name__)
 
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
 REQUEST, POOLED_REQUEST = (
@@ -30,14 +32,15 @@ REQUEST, POOLED_REQUEST = (
 #: How many times an ending process of the pool is checked, and the time between two checks.
 EXIT_LOOKS, EXIT_SECONDS = 100, 0.01
 
+#: How long remote control waits before it reconnects.
+RETRY_SECONDS = 1.0
+
 
 class Inspection(bootsteps.Step):
     """Lets `celery inspect` show the backlog."""
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
-        # Only workers need Celery's worker modules.
-        import_module("celery_ext.worker.remote.inspect")
-        import_module("celery_ext.worker.requests.hold")
+        import_module("celery_ext.worker.remote.inspect")  # only workers need its imports
         super().__init__(parent, **kwargs)
 
 
@@ -103,6 +106,34 @@ class Lateness(bootsteps.StartStopStep):
             )
 
 
+class Turns:
+    """Releases a worker's semaphore, on which tasks wait for a free process, without recursion.
+
+    Celery releases it for the next task while it still handles one that is revoked. Several hundred
+    revoked tasks in a row exceed Python's recursion limit, and that ends the worker.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._give = worker.semaphore.release
+        self._free = 0
+        self._is_giving = False
+        # The pool calls one of them, and the worker the other.
+        worker.semaphore.release = worker._quick_release = self.release
+
+    def release(self) -> None:
+        """Note that a process is free, and let the next task have it."""
+        self._free += 1
+        if self._is_giving:
+            return
+        self._is_giving = True
+        try:
+            while self._free:
+                self._free -= 1
+                self._give()
+        finally:
+            self._is_giving = False
+
+
 class OwnRequests(bootsteps.Step):
     """Gives tasks the request that checks whether they may start."""
 
@@ -143,6 +174,35 @@ def _send_once(dispatcher: Any, *given: Any, **fields: Any) -> Any:
     while len(unsent) > known:  # an old heartbeat is useless
         unsent.pop()
     return found
+
+
+class RemoteControlLoop(bootsteps.Step):
+    """Lets the greenlet that listens to remote control outlive a lost broker.
+
+    Celery starts another one when the worker reconnects, which it does not do for an outage that
+    our transport bridges.
+    """
+
+    requires = ("celery.worker.consumer.control:Control",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        control = parent.blueprint.steps["celery.worker.consumer.control.Control"]
+        if control.is_green:
+            control.box.loop = partial(listen, control.box, control.box.loop)
+
+
+def listen(box: Any, loop: Any, consumer: Any) -> None:
+    """Run the loop of a `gPidbox` until the worker stops it."""
+    while True:
+        try:
+            return loop(consumer)
+        except consumer.connection_errors + consumer.channel_errors as error:
+            stop = box._node_shutdown
+            logger.warning("Remote control connects again: %s", error)
+        time.sleep(RETRY_SECONDS)
+        if stop is not box._node_shutdown or stop is None or stop.is_set():
+            return
 
 
 class Replacing(bootsteps.StartStopStep):

@@ -25,9 +25,8 @@ def extend_workers(app: Celery) -> None:
 
     Safe to call twice.
     """
-    from .bootsteps import Events, GiveBack, OwnRequests, Replacing
+    from .bootsteps import Events, GiveBack, OwnRequests, RemoteControlLoop, Replacing
     from .own_tasks import OwnTasks
-    from .remote.remote_control_loop import RemoteControlLoop
 
     app.steps["consumer"] |= {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
     app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may carry some

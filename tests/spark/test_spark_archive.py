@@ -24,12 +24,11 @@ from celery_ext.spark.events import (
     compact,
     compact_archive,
     compaction,
-    files,
     log_events,
     read_archive,
     watch,
 )
-from celery_ext.spark.events.archive_files import spelled
+from celery_ext.spark.events.archive_files import Files, spelled
 from celery_ext.spark.events.archive_lock import COMPACTING, ArchiveLock, CompactionLock
 from celery_ext.spark.events.stream import EventOptions
 from kombu_delayed.errors import OptionError
@@ -277,7 +276,7 @@ def test_a_merge_that_was_killed(
     shutil.copytree(path / "batch=00000001", path / "batch=00000000-00000001")
     assert found(spark, path) == all_
 
-    monkeypatch.setattr(files.Files, "delete", lambda self, name: 1 / 0)
+    monkeypatch.setattr(Files, "delete", lambda self, name: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compact_archive(spark, str(path))
     assert "00000000-00000002" in directories(path)
@@ -296,7 +295,7 @@ def test_one_merge_at_a_time(
     path, all_ = tmp_path / "archive", list(range(1, 41))
     tell(40)
     log(max_rows_per_trigger=10)
-    other = CompactionLock(files.Files(spark, str(path)), str(path))
+    other = CompactionLock(Files(spark, str(path)), str(path))
     with pytest.raises(ArchiveError, match=r"another job compacts the archive .*, process \d+"):
         compact_archive(spark, str(path))
     assert len(directories(path)) == 4
@@ -307,7 +306,7 @@ def test_one_merge_at_a_time(
 
         def stands_still(events: Any, place: str, said: str | None = said) -> None:
             write(events, place)
-            other = files.Files(spark, str(path))
+            other = Files(spark, str(path))
             other.write(COMPACTING, said) if said else other.delete(COMPACTING)
 
         monkeypatch.setattr(compaction, "_write", stands_still)
@@ -316,7 +315,7 @@ def test_one_merge_at_a_time(
         assert not (path / "_ranges").exists()
         assert found(spark, path) == all_
         assert (path / COMPACTING).exists() == bool(said)
-        files.Files(spark, str(path)).delete(COMPACTING)
+        Files(spark, str(path)).delete(COMPACTING)
     monkeypatch.setattr(compaction, "_write", write)
     assert compact_archive(spark, str(path)) == Compacted(3, 0)
     assert found(spark, path) == numbers(path) == all_

@@ -16,6 +16,7 @@ from celery.worker.heartbeat import Heart
 from kombu.asynchronous import Hub
 
 import celery_ext.cli  # noqa: F401  as Celery's command line does
+from celery_ext.worker import bootsteps
 from celery_ext.worker.bootsteps import (
     POOLED_REQUEST,
     REQUEST,
@@ -23,11 +24,10 @@ from celery_ext.worker.bootsteps import (
     Events,
     GiveBack,
     OwnRequests,
+    RemoteControlLoop,
     Replacing,
 )
 from celery_ext.worker.own_tasks import OwnTasks
-from celery_ext.worker.remote import remote_control_loop
-from celery_ext.worker.remote.remote_control_loop import RemoteControlLoop
 
 OURS = {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
 
@@ -132,7 +132,7 @@ def test_remote_control_outlives_a_lost_broker(
     is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker does not reconnect if the transport bridges an outage."""
-    monkeypatch.setattr(remote_control_loop, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(bootsteps, "RETRY_SECONDS", 0)
     box = SimpleNamespace(_node_shutdown=None)
     begun: list[Event] = []
 
@@ -146,7 +146,7 @@ def test_remote_control_outlives_a_lost_broker(
         raise ConnectionError("the server is away")
 
     consumer = SimpleNamespace(connection_errors=(ConnectionError,), channel_errors=())
-    assert remote_control_loop.listen(box, loop, consumer) == (None if is_stopped else "stopped")
+    assert bootsteps.listen(box, loop, consumer) == (None if is_stopped else "stopped")
     assert len(begun) == (1 if is_stopped else 3)
 
 
@@ -157,4 +157,4 @@ def test_workers_with_greenlets_have_a_lasting_remote_control() -> None:
         steps = {"celery.worker.consumer.control.Control": control}
         RemoteControlLoop(SimpleNamespace(blueprint=SimpleNamespace(steps=steps)))
     assert boxes[False].loop is abs_of
-    assert boxes[True].loop.func is remote_control_loop.listen
+    assert boxes[True].loop.func is bootsteps.listen

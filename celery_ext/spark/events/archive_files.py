@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os.path
 import posixpath
+from typing import Any
 from urllib.parse import urlsplit
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkAttributeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
@@ -79,3 +80,43 @@ def _counts(ranges: list[str]) -> Column:
 
 def by_day(events: DataFrame) -> DataFrame:
     return events.withColumn("date", F.to_date("at"))
+
+
+class Files:
+    """Operations on the files of an archive that Spark's own functions do not have."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        try:
+            jvm: Any = spark._jvm
+            conf = spark._jsc.hadoopConfiguration()
+        except PySparkAttributeError:
+            raise ArchiveError(
+                "compact deletes files, which Spark Connect does not offer: run it where Spark's "
+                "driver runs"
+            ) from None
+        self._base = path
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._system = self._path(path).getFileSystem(conf)
+
+    def names(self, pattern: str) -> list[str]:
+        found = self._system.globStatus(self._path(f"{self._base}/{pattern}"))
+        return sorted(each.getPath().getName() for each in found or ())
+
+    def delete(self, name: str) -> None:
+        self._system.delete(self._path(f"{self._base}/{name}"), True)
+
+    def read(self, name: str) -> str | None:
+        """The text of a small file; None if there is none. Raises Java's errors."""
+        path = self._path(f"{self._base}/{name}")
+        if not self._system.exists(path):
+            return None
+        stream = self._system.open(path)
+        try:
+            return str(stream.readUTF())
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        stream = self._system.create(self._path(f"{self._base}/{name}"), True)
+        stream.writeUTF(text)
+        stream.close()

@@ -24,8 +24,7 @@ from kombu_delayed.store.keys import archive_writer
 
 from ..connect import app_of
 from ..options import BrokerOptions
-from .archive_files import ArchiveError, spelled
-from .files import Files
+from .archive_files import ArchiveError, Files, spelled
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kombu_delayed.errors import OptionError
 
-from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, by_day, merged, spelled
+from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, Files, by_day, merged, spelled
 from .archive_lock import CompactionLock
 from .batches import SCHEMA
-from .files import Files
 
 #: A batch, or the first and last one of a range.
 _NAME = re.compile(r"batch=(\d+)(?:-(\d+))?")

@@ -1,6 +1,6 @@
-"""`celery inspect scheduled` and `query_task`, extended to the backlog.
+"""Commands of remote control: `inspect scheduled` and `query_task` with the backlog, and `hold`.
 
-Imported in workers only: it replaces commands of the remote control of this process.
+Imported in workers only: it replaces and adds commands of the remote control of this process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import Any
 from celery.worker import control
 from kombu.utils.functional import maybe_list
 
+from kombu_delayed.consumer.consumer import Consumer
+
 from ...control.delayed import Delayed
+from ...control.policies.pauses import HOLD
 from ...errors import BrokerError
 from ...tasks.body import read_body
 from ...tasks.task_info import TaskInfo
@@ -43,6 +46,16 @@ def query_task(state: Any, ids: Any, **kwargs: Any) -> dict[str, Any]:
     missing = [id for id in maybe_list(ids) or () if id not in found]
     delayed = {info.id: ("delayed", _request(info, state)) for info in _delayed(state, missing)}
     return {**found, **delayed}
+
+
+@control.control_command(name=HOLD, args=[("queue", str)], signature="<queue>")
+def hold(state: Any, queue: str, **kwargs: Any) -> dict[str, str]:
+    """Return the messages of a paused queue that have not started."""
+    channel = getattr(state.consumer.task_consumer, "channel", None)
+    consumer = getattr(channel, "consumer", None)
+    if isinstance(consumer, Consumer):  # else this worker's broker keeps no backlog
+        consumer.hold(queue)
+    return {"ok": f"what has not begun of {queue} goes back"}
 
 
 def _backlog(state: Any) -> tuple[list[TaskInfo], int]:
