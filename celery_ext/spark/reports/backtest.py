@@ -6,6 +6,7 @@ the method with the smallest error, or the mean of similar hours if it has too l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
 from pyspark.sql import Column, DataFrame
@@ -28,11 +29,11 @@ def factor(method: str) -> Column:
     return F.coalesce(factors.get(method, F.lit(1.0)), F.lit(1.0))
 
 
-def chosen_factor() -> Column:
-    """The factor of a row's method; that of the plain mean if it has none."""
-    found = factor(MEAN)
+def by_method(value: Callable[[str], Column]) -> Column:
+    """The value for a row's method; that for the plain mean if it has none."""
+    found = value(MEAN)
     for name in METHODS[1:]:
-        found = F.when(F.col("method") == name, factor(name)).otherwise(found)
+        found = F.when(F.col("method") == name, value(name)).otherwise(found)
     return found
 
 
@@ -57,7 +58,7 @@ def backtest(arrivals: DataFrame, now: datetime, confidence: float = 0.9) -> Dat
     tried = _tried(arrivals, hours, now).persist()
     best = _best(tried)
     off = tried.join(best, "queue").select(
-        "queue", "origin", (_chosen("off") / F.greatest("deviation", F.lit(1.0))).alias("off")
+        "queue", "origin", (by_method(_off) / F.greatest("deviation", F.lit(1.0))).alias("off")
     )
     needed = F.percentile("off", F.lit(confidence)).alias("spread")
     others = off.select("queue", F.col("origin").alias("_day"), "off")
@@ -108,12 +109,8 @@ def _origins(hours: DataFrame, now: datetime) -> DataFrame:
     return days.crossJoin(begun).where(before >= least).select("origin")
 
 
-def _chosen(what: str) -> Column:
-    """The value for a row's method."""
-    found = F.col(f"{what}_{MEAN}")
-    for name in METHODS[1:]:
-        found = F.when(F.col("method") == name, F.col(f"{what}_{name}")).otherwise(found)
-    return found
+def _off(method: str) -> Column:
+    return F.col(f"off_{method}")
 
 
 def _best(tried: DataFrame) -> DataFrame:
@@ -130,7 +127,7 @@ def _best(tried: DataFrame) -> DataFrame:
         .select(
             "queue",
             "method",
-            (_chosen("off") / F.col("actual")).alias("error"),
+            (by_method(_off) / F.col("actual")).alias("error"),
             (F.col(f"off_{MEAN}") / F.col("actual")).alias("mean_error"),
         )
     )

@@ -20,9 +20,9 @@ from kombu_delayed.errors import OptionError
 
 from .. import FORMAT
 from ..options import ReadOptions, as_texts
-from .backtest import MEAN, backtest, chosen_factor, deviation
+from .backtest import MEAN, backtest, by_method, deviation, factor
 from .queries import HOUR_SECONDS, deliveries, part_of
-from .similar_hours import hours_of, levels, unseen
+from .similar_hours import hour_of, hours_of, levels, unseen
 
 __all__ = ["arrivals", "due_per_hour", "forecast", "forecast_of", "service", "workers"]
 
@@ -88,7 +88,7 @@ def forecast(
         raise OptionError(f"a forecast takes 1 to {LONGEST_HOURS} hours, not {hours!r}")
     if not 0 < confidence < 1:
         raise OptionError(f"confidence is between 0 and 1, not {confidence!r}")
-    past = arrivals.where(F.col("hour") < F.lit(_hour_of(now))).persist()
+    past = arrivals.where(F.col("hour") < F.lit(hour_of(now))).persist()
     tested = backtest(past, now, confidence)
     history = hours_of(past, now)
     ahead = _ahead(arrivals.sparkSession.range(hours), now).withColumn("origin", F.lit(now))
@@ -104,7 +104,7 @@ def forecast(
         .na.fill(0)
         .join(level, "queue", "left")
         .join(tested, "queue", "left")
-        .withColumn("_mean", F.col("mean") * chosen_factor())
+        .withColumn("_mean", F.col("mean") * by_method(factor))
         .withColumn("_error", F.coalesce("spread", F.lit(normal)) * deviation())
         .select(
             *("queue", "hour", "known", "peak_minute", "peak_second", "samples"),
@@ -117,13 +117,9 @@ def forecast(
     )
 
 
-def _hour_of(now: datetime) -> datetime:
-    return now.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
-
-
 def _ahead(numbers: DataFrame, now: datetime) -> DataFrame:
     """The coming hours, each with the longest notice of messages sent from now on."""
-    hour = F.lit(_hour_of(now)) + F.make_dt_interval(hours=(F.col("id") + 1).cast("int"))
+    hour = F.lit(hour_of(now)) + F.make_dt_interval(hours=(F.col("id") + 1).cast("int"))
     seconds = F.unix_timestamp("hour") - F.lit(int(now.timestamp()))
     return numbers.select(hour.alias("hour")).withColumn("lead", _rounded(seconds).cast("int"))
 

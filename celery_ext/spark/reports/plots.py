@@ -52,13 +52,14 @@ MOST_WORKERS = 60
 #: Where the logarithmic axis of lateness begins.
 _LEAST_SECONDS = 0.01
 
-_durations = FuncFormatter(lambda value, _: duration(value))
-_numbers = FuncFormatter(lambda value, _: f"{value:,.0f}")
+#: Formatters of axes.
+DURATIONS = FuncFormatter(lambda value, _: duration(value))
+NUMBERS = FuncFormatter(lambda value, _: f"{value:,.0f}")
 
 
 def _count(axis: Any) -> None:
     axis.set_major_locator(MaxNLocator("auto", integer=True))
-    axis.set_major_formatter(_numbers)
+    axis.set_major_formatter(NUMBERS)
 
 
 def _svg(figure: Figure) -> str:
@@ -79,7 +80,7 @@ def lateness_over_time(parts: Sequence[Row], length: timedelta, target_seconds: 
             axes.plot(times, marks, color=colour, label=name[:3], marker="o", markersize=2.5)
         axes.axhline(target_seconds, color="#888888", linestyle="--", linewidth=1, label="target")
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(_durations)
+        axes.yaxis.set_major_formatter(DURATIONS)
         axes.yaxis.set_minor_formatter("")
         figure.legend(loc="outside upper left", ncols=4, frameon=False)
         return _svg(figure)

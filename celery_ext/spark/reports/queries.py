@@ -84,15 +84,16 @@ def lateness(deliveries: DataFrame, *by: str) -> DataFrame:
 
     One row for each value of the columns `by`: queue, task, tenant, worker, hour.
     """
-    value = F.col("lateness_seconds")
-    marks = F.percentile_approx(value, list(PERCENTILES.values()), _ACCURACY)
-    found = (
-        _first(deliveries)
-        .groupBy(*by)
-        .agg(F.count("*").alias("messages"), marks.alias("_marks"), F.max(value).alias("_max"))
-    )
-    named = [F.col("_marks")[n].alias(name) for n, name in enumerate(PERCENTILES)]
-    return found.select(*by, "messages", *named, F.col("_max").alias("max_seconds"))
+    return _spread(_first(deliveries), "lateness_seconds", "messages", "", *by)
+
+
+def _spread(frame: DataFrame, column: str, count: str, prefix: str, *by: str) -> DataFrame:
+    """Percentiles and the maximum of a column, and the number of its values as `count`."""
+    marks = F.percentile_approx(column, list(PERCENTILES.values()), _ACCURACY)
+    highest = F.max(column).alias("_max")
+    found = frame.groupBy(*by).agg(F.count("*").alias(count), marks.alias("_marks"), highest)
+    named = [F.col("_marks")[n].alias(f"{prefix}{name}") for n, name in enumerate(PERCENTILES)]
+    return found.select(*by, count, *named, F.col("_max").alias(f"{prefix}max_seconds"))
 
 
 def _first(deliveries: DataFrame) -> DataFrame:
@@ -248,12 +249,8 @@ def deliveries_over_time(deliveries: DataFrame, seconds: int) -> DataFrame:
 
 def run_times(deliveries: DataFrame, *by: str) -> DataFrame:
     """Run times in seconds, p50, p95, p99 and the longest, of deliveries that were acknowledged."""
-    value = F.col("run_seconds")
-    marks = F.percentile_approx(value, list(PERCENTILES.values()), _ACCURACY)
-    ran = deliveries.where(value.isNotNull()).groupBy(*by)
-    found = ran.agg(F.count("*").alias("runs"), marks.alias("_marks"), F.max(value).alias("_max"))
-    named = [F.col("_marks")[n].alias(f"run_{name}") for n, name in enumerate(PERCENTILES)]
-    return found.select(*by, "runs", *named, F.col("_max").alias("run_max_seconds"))
+    ran = deliveries.where("run_seconds is not null")
+    return _spread(ran, "run_seconds", "runs", "run_", *by)
 
 
 def bulk_jobs(events: DataFrame) -> DataFrame:

@@ -18,11 +18,15 @@ LEAST_GROWTH, MOST_GROWTH = 0.5, 2.0
 _WEEK_SECONDS = 7 * 86_400
 
 
+def hour_of(now: datetime) -> datetime:
+    """The start of the current hour, in UTC."""
+    return now.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
+
+
 def hours_of(arrivals: DataFrame, now: datetime) -> DataFrame:
     """All full hours since the first one with messages, including empty ones."""
-    last = now.astimezone(timezone.utc).replace(minute=0, second=0, microsecond=0)
     bounds = arrivals.agg(F.min("hour").alias("first"))
-    hours = F.sequence("first", F.lit(last - timedelta(hours=1)), F.expr("INTERVAL 1 HOUR"))
+    hours = F.sequence("first", F.lit(hour_of(now) - timedelta(hours=1)), F.expr("INTERVAL 1 HOUR"))
     return bounds.where("first is not null").select("first", F.explode(hours).alias("past"))
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MultipleLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MultipleLocator, NullLocator
 
 from kombu_delayed.errors import OptionError
 
-from ..reports.formatting import duration
-from ..reports.plots import COLOURS, COUNTS, STYLE
+from ..reports.plots import COLOURS, COUNTS, DURATIONS, NUMBERS, STYLE
 from .timeline import Point
 
 Row = dict[str, Any]
@@ -66,7 +65,7 @@ def _lateness(axes: Any, windows: Sequence[Row]) -> None:
         axes.plot(times, marks, color=COLOURS[name], label=name[:3], marker="o", markersize=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(_MARKS_SECONDS))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+    axes.yaxis.set_major_formatter(DURATIONS)
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_title("lateness, by the due time", loc="left", fontsize=9)
     axes.legend(frameon=False, ncols=2, loc="upper right")
@@ -76,7 +75,7 @@ def _rates(axes: Any, hours: Sequence[float], points: Sequence[Point]) -> None:
     axes.plot(hours, [point.due_rate for point in points], color="#aaaaaa", label="due")
     axes.plot(hours, [point.start_rate for point in points], color=COUNTS, label="started")
     axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(NUMBERS)
     axes.set_title("messages a second", loc="left", fontsize=9)
     axes.legend(frameon=False, ncols=2, loc="upper right")
 
