@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import monotonic
+from typing import Any
 
 from celery import Celery, _state
 
@@ -57,4 +58,14 @@ class Apps:
     def _is_own(self, app: Celery) -> bool:
         if not app.configured:
             return False
-        return (app.conf.broker_transport_options or {}).get(OPTION) is self._declared
+        return declared_by(app) is self._declared
+
+
+def declared_by(app: Celery) -> Declared | None:
+    """Return the policies of queues in the settings of an app."""
+    return (app.conf.broker_transport_options or {}).get(OPTION)
+
+
+def policies_of(task: Any) -> tuple[Policy, ...]:
+    """Return the policies that a task was declared with, which were not checked yet."""
+    return tuple(getattr(task, "policies", None) or ())

@@ -154,7 +154,7 @@ class Rules:
     def decide(self, arrival: Arrival) -> Decision:
         """Return the first answer other than Run, or else Run with the headers of all answers."""
         given = arrival.envelope.payload["headers"]
-        task = str(given.get("task") or "")
+        task = _task_of(arrival)
         followed = self._followed.get(arrival.queue)
         if followed is not None and followed.paused and task:
             kept_back = followed.kept_back(Message(arrival, self._apps.of(task)))
@@ -217,12 +217,11 @@ class Rules:
 
     def passes(self, arrival: Arrival) -> bool:
         """Return whether it is no task, such as a reply, and its queue's gate is for tasks only."""
-        is_task = bool(arrival.envelope.payload["headers"].get("task"))
-        return not is_task and not _gated(self.policies(arrival.queue, ""))
+        return not _task_of(arrival) and not _gated(self.policies(arrival.queue, ""))
 
     def ticket(self, arrival: Arrival) -> Ticket:
         """Return the ticket that the policies of its queue, and then those of its task, write."""
-        task = str(arrival.envelope.payload["headers"].get("task") or "")
+        task = _task_of(arrival)
         of_queue = self.policies(arrival.queue, "")
         of_task = self._of_task(arrival.queue, task) or ()
         own = policies_in(arrival.envelope.payload["headers"])
@@ -257,11 +256,16 @@ class Rules:
 
     def decided(self, arrival: Arrival, decision: Decision) -> None:
         """Report a task that was dropped or buried to the result backend."""
-        task = str(arrival.envelope.payload["headers"].get("task") or "")
+        task = _task_of(arrival)
         app = self._apps.of(task)
         info = Message(arrival, app).info
         logger.info("Task %s[%s] does not run: %s", task, info.id, decision)
         store_outcome(app, info, decision)
+
+
+def _task_of(arrival: Arrival) -> str:
+    """Return the name of the task; empty for a message that is not a task."""
+    return str(arrival.envelope.payload["headers"].get("task") or "")
 
 
 def _gated(policies: tuple[Policy, ...]) -> list[Gated]:

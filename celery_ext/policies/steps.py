@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from celery import Celery, _state, bootsteps
 from celery.signals import worker_init
 from celery.utils.log import get_logger
 
-from .apps import OPTION
+from .apps import declared_by, policies_of
 from .declared import DeclaredPolicies, strategy_in
 from .of_message import policies_in, strategies_in
 from .policy import Policy, checked
@@ -45,16 +46,14 @@ class Policies(bootsteps.Step):
 
 
 def _has_timeout(app: Celery) -> bool:
-    declared = (app.conf.broker_transport_options or {}).get(OPTION) or {}
-    of_tasks = [getattr(task, "policies", None) or () for task in app.tasks.values()]
-    return any(
-        isinstance(each, Timeout) for found in (*declared.values(), *of_tasks) for each in found
-    )
+    of_queues = (declared_by(app) or {}).values()
+    found = chain(*of_queues, *map(policies_of, app.tasks.values()))
+    return any(isinstance(each, Timeout) for each in found)
 
 
 def apply(app: Celery) -> None:
     """Check the policies of an app's tasks and make them follow retry strategies. Idempotent."""
-    declared = (app.conf.broker_transport_options or {}).get(OPTION) or {}
+    declared = declared_by(app) or {}
     policies = DeclaredPolicies(declared)
     Rules(declared).check()
 

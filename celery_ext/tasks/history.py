@@ -313,7 +313,7 @@ def _step(row: list[Any]) -> Step | None:
     if letter in ("r", "s") and rest:
         pid = rest[1] if len(rest) > 1 else None
         late = len(rest) > 2 and bool(rest[2])
-        return made(EVENTS[letter], worker=_name(str(rest[0])), pid=pid, is_acked_late=late)
+        return made(EVENTS[letter], worker=worker_name(str(rest[0])), pid=pid, is_acked_late=late)
     if letter == "+" and rest:
         return made("succeeded", run_ms=rest[0])
     if letter in ("-", "~", "x", "o") and rest and isinstance(rest[0], dict):
@@ -328,6 +328,6 @@ def _step(row: list[Any]) -> Step | None:
     return None
 
 
-def _name(worker: str) -> str:
-    """The name of a worker, from its name in Redis."""
-    return worker.rsplit(":", 2)[0]
+def worker_name(consumer: str) -> str:
+    """The name of a worker, from the name of its consumer in Redis."""
+    return consumer.rsplit(":", 2)[0]

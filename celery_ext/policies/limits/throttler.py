@@ -11,6 +11,7 @@ from kombu_delayed.consumer.policy.decisions import Decision
 from kombu_delayed.inspection.gate_usage import Holder, parts_of
 from kombu_delayed.message.ticket import LimitNumbers, Ticket, Use, slot_name
 
+from ...tasks.history import worker_name
 from ..message import Message
 from .gated import Declared, Gated, with_uses
 
@@ -51,7 +52,7 @@ class RunningTask:
             keys.pop(_TASK, ""),
             queue,
             keys.pop(_TENANT, "") or None,
-            holder.consumer.rsplit(":", 2)[0],
+            worker_name(holder.consumer),
             holder.since_ms,
             keys,
             weights,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from socket import gethostname
 from typing import Any
@@ -16,20 +18,25 @@ from celery.exceptions import Retry as Retried
 from celery.states import RETRY
 from celery.utils.log import get_logger
 
+from celery_ext.app.broker import own_broker
+from celery_ext.app.capture import Capture
 from celery_ext.tasks import failures
 from celery_ext.tasks.failures import Failure, describe
 from celery_ext.tasks.results import NotRun, context_of, store_failure
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
 from kombu_delayed.message import clock
+from kombu_delayed.message.envelope import UNTIL_HEADER, to_json
+from kombu_delayed.message.wait import Wait
 
+from ..apps import policies_of
 from ..message import Message
 from ..policy import Policy
-from .burial import bury
 from .strategies import (
     FIRST_HEADER,
     GIVE_UP_HEADER,
     QUEUE_HEADER,
+    STRATEGY_HEADER,
     Attempt,
     GiveUp,
     RanOut,
@@ -44,6 +51,16 @@ ENDLESS = sys.maxsize
 
 #: How long to wait before sending a retry that cannot be sent now.
 AGAIN_MS = 10_000
+
+#: Headers that a task which starts from scratch does not have.
+BEGUN_HEADERS = {
+    *(failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER),
+    "redelivered",
+}
+
+#: Headers that a dead letter does not have: a channel sends it at once, and a replay does not claim
+#: its key again.
+UNIQUE_HEADERS = ("delayed_unique", "delayed_conflict", UNTIL_HEADER)
 
 #: Returns the strategy that applies, given a queue, a task's policies and a message's headers.
 StrategyOf = Callable[[str, tuple[Policy, ...], Mapping[str, Any]], RetryStrategy | None]
@@ -89,7 +106,7 @@ class _Retrying:
         if request.called_directly or request.is_eager:
             return None
         headers = request.headers or {}
-        of_task = tuple(getattr(self._task, "policies", None) or ())
+        of_task = policies_of(self._task)
         return self.strategy_of(headers.get(QUEUE_HEADER, ""), of_task, headers)
 
     def retry(
@@ -187,6 +204,42 @@ class _Retrying:
             now_ms,
             first_ms if type(first_ms) is int else now_ms,
         )
+
+
+def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
+    """Make a dead letter of the running task. A replay starts from scratch.
+
+    Returns whether it has become one.
+
+    The task may be acked or not. If it is not, and this process dies before it is, it is delivered
+    again although it is dead.
+    """
+    request = task.request
+    headers = {
+        name: value for name, value in (request.headers or {}).items() if name not in BEGUN_HEADERS
+    } | dict.fromkeys(UNIQUE_HEADERS)  # None, as the task's own class may add them
+    broker = own_broker(task.app)
+    try:
+        signature = task.signature_from_request(request, retries=0, headers=headers, eta=None)
+        channel = broker.connection.default_channel
+        store = broker.store
+        for verb, given in Capture(task.app, channel).of(signature.apply_async):
+            if verb in ("put", "schedule"):
+                queue, entry, _ = given
+                home = store.shards.home(queue, entry.id)
+                payload = json.loads(entry.message)
+                for name in UNIQUE_HEADERS:
+                    payload["headers"].pop(name, None)
+                text = Wait(clock.now_ms(), reason).put_into(to_json(payload))
+                record = entry.record[0] + text
+                consumer = f"{request.hostname}:{os.getpid()}:"
+                letter = 0, entry.id, reason, record.encode()
+                store.bury(home, consumer, [letter], failures.write(history))
+                return True
+        logger.error("Task %s[%s] has failed and cannot be buried", task.name, request.id)
+    except Exception:  # the task's own error is raised after this
+        logger.exception("Task %s[%s] has failed and cannot be buried", task.name, request.id)
+    return False
 
 
 def ran_out(message: Message, decision: RanOut) -> Decision:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import IntegerType, StringType, StructType, TimestampType
 
+from celery_ext.tasks.history import worker_name
 from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.inspection.events import told
 from kombu_delayed.store.calls.shards import queue_of
@@ -99,7 +100,7 @@ def _times(values_ms: list[int | None] | list[int]) -> pa.Array:
 
 def _worker(queue: str, given: Given) -> pa.Array:
     consumers = given["consumer"]
-    workers = {each: each.rsplit(":", 2)[0] for each in set(consumers)}
+    workers = {each: worker_name(each) for each in set(consumers)}
     return pa.array([workers[each] for each in consumers], pa.string())
 
 
