@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from kombu import Connection, Exchange, Queue
 
+from tests.kit.cli import HOUR, Cli, cli_on
 from tests.kit.clusters import Cluster, start_cluster
 from tests.kit.extended import Bench, extended
 from tests.kit.ledger import Ledger
@@ -140,3 +142,21 @@ def connect_group(group: Group) -> Iterator[Callable[..., Connection]]:
             return stack.enter_context(Connection(f"delayed+{url}", transport_options=options))
 
         yield open_connection
+
+
+@pytest.fixture
+def empty(server: Server, client: redis.Redis) -> Iterator[Cli]:
+    """The command line of an app without tasks."""
+    with cli_on(server, client) as cli:
+        yield cli
+
+
+@pytest.fixture
+def cli(empty: Cli) -> Cli:
+    """Four tasks in two queues."""
+    acme = {"tenant": "acme"}
+    empty.send("one", 1 * HOUR, args=("[bold]x",), kwargs={"to": "ann"})
+    empty.send("two", 2 * HOUR, queue="mail", headers={**acme, "colour": "red"})
+    empty.send("three", 3 * HOUR, name="billing.charge")
+    empty.send("four", 40 * HOUR, queue="mail", name="billing.charge", headers=acme, group_id="g1")
+    return empty
