@@ -49,7 +49,7 @@ class Bench:
         whole = [*base[: base.index("worker")], *command]
         program = Worker(self.settings, self.directory, name="command", command=whole)
         program.start(wait=False)
-        code = program.wait()
+        code = program.wait(120)  # importing takes long on a busy machine
         assert code == 0, program.log
         return program.log
 

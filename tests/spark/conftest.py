@@ -13,7 +13,6 @@ from celery import Celery
 from click.testing import CliRunner, Result
 
 from celery_ext import Delayed
-from tests.kit.jvm import SHORT_LIVED
 from tests.kit.servers import Server
 
 if TYPE_CHECKING:
@@ -22,6 +21,11 @@ if TYPE_CHECKING:
     from tests.kit.spark import Run
 
 ROOT = Path(__file__).parents[2]
+
+#: Java machines of tests live for seconds: the second compiler, and collecting garbage on all
+#: cores, would take longer than they save. Without that compiler the code cache is so small that
+#: all of Spark's tests fill it, and then Java fails.
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 
 if not os.environ.get("CI"):
     pytest.importorskip("pyspark")

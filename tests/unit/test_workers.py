@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.connection import Pipe
 from celery import Celery
 from celery.concurrency.asynpool import AsynPool
 from celery.events import EventDispatcher
@@ -28,6 +29,7 @@ from celery_ext.worker.bootsteps import (
     Replacing,
 )
 from celery_ext.worker.own_tasks import OwnTasks
+from celery_ext.worker.shutdown.draining import Draining
 
 OURS = {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
 
@@ -158,3 +160,18 @@ def test_workers_with_greenlets_have_a_lasting_remote_control() -> None:
         RemoteControlLoop(SimpleNamespace(blueprint=SimpleNamespace(steps=steps)))
     assert boxes[False].loop is abs_of
     assert boxes[True].loop.func is bootsteps.listen
+
+
+# A warm shutdown of a pool of processes.
+
+
+def test_a_process_that_is_gone_is_not_listened_to() -> None:
+    """Celery keeps the descriptor of its closed pipe: the shutdown would be interrupted."""
+    reader, writer = Pipe(duplex=False)
+    fd = reader.fileno()
+    reader.close()
+    writer.close()
+    process = SimpleNamespace(outq=SimpleNamespace(_reader=reader))
+    pool = SimpleNamespace(_fileno_to_outq={fd: process})
+    draining = Draining(SimpleNamespace(pool=SimpleNamespace(_pool=pool)))
+    assert not draining._hear(0)

@@ -1,10 +1,24 @@
-"""Queues take turns by the program's own order."""
+"""Sources of claims: how a consumer estimates the server's time, and which queues have turns."""
 
 from __future__ import annotations
 
 from itertools import cycle, islice
+from time import time
 
-from kombu_delayed.consumer.claiming.sources import Agenda, Source
+import pytest
+
+from kombu_delayed.consumer.claiming.sources import Agenda, ServerClock, Source
+
+
+def test_before_the_first_answer_it_is_this_machines_time() -> None:
+    """A consumer may already have messages whose policies ask for the time."""
+    assert ServerClock().now_ms() == pytest.approx(time() * 1000, abs=60_000)
+
+
+def test_then_it_is_the_servers() -> None:
+    clock = ServerClock()
+    clock.compare(5_000_000)
+    assert clock.now_ms() == pytest.approx(5_000_000, abs=60_000)
 
 
 class Endless:
