@@ -5,6 +5,7 @@ Celery's command line imports this module, and so does the transport in other Ce
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 from celery import Celery
@@ -45,10 +46,24 @@ def show_metrics(app: Celery) -> None:
 
 def let_late_results_expire(app: Celery) -> None:
     """Let results for `rpc://` expire that nobody fetches. Safe to call twice."""
-    if str(app.conf.result_backend).startswith("rpc"):
-        from .requests.late_results import install
+    if not str(app.conf.result_backend).startswith("rpc"):
+        return
+    from celery.backends.rpc import RPCBackend
 
-        install()
+    from kombu_delayed.transport.replies import lifetimes
+
+    find = RPCBackend.destination_for
+    if hasattr(find, "__wrapped__"):
+        return
+
+    @wraps(find)
+    def destination_for(backend: Any, task_id: str, request: Any) -> tuple[str, str]:
+        queue, correlation_id = find(backend, task_id, request)
+        if queue and backend.expires:
+            lifetimes.note(queue, int(backend.expires * 1000))
+        return queue, correlation_id
+
+    RPCBackend.destination_for = destination_for
 
 
 def _on_init(sender: Any, **_: Any) -> None:
