@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
-from celery import _state
+from celery import Celery, _state
 
+import celery_ext
 from kombu_delayed.consumer.lease import keeper
 from kombu_delayed.store.store import Store
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.workers import heed_signals, last_words
+
+if TYPE_CHECKING:
+    from celery_ext import Delayed  # loaded when a test needs it
 
 
 def pytest_configure() -> None:
@@ -103,6 +108,13 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
 def store(client: redis.Redis) -> Store:
     """A store on the server's clock; a test sets `store.now` to move it."""
     return Store(client)
+
+
+@pytest.fixture
+def delayed(app: Celery) -> Iterator[Delayed]:
+    """The backlog of the fixture `app`."""
+    with closing(celery_ext.Delayed(app)) as delayed:
+        yield delayed
 
 
 @pytest.fixture

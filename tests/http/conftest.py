@@ -8,7 +8,6 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_ext import Delayed
 from tests.kit.http import Serve, api_client, make_app
 from tests.kit.pages import Visitor
 from tests.kit.servers import Server, available_kinds, start_server
@@ -19,13 +18,6 @@ from tests.kit.shop import OpenShop, make_shop
 def app(server: Server) -> Iterator[Celery]:
     with make_app(server.url) as app:
         yield app
-
-
-@pytest.fixture
-def delayed(app: Celery) -> Iterator[Delayed]:
-    found = Delayed(app)
-    yield found
-    found.close()
 
 
 @pytest.fixture

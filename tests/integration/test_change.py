@@ -26,13 +26,6 @@ def app(server: Server) -> Iterator[Celery]:
         yield app
 
 
-@pytest.fixture
-def delayed(app: Celery) -> Iterator[Delayed]:
-    delayed = Delayed(app)
-    yield delayed
-    delayed.close()
-
-
 def shown(delayed: Delayed, id: str) -> TaskInfo:
     info = delayed.get(id)
     assert info is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -44,12 +43,6 @@ def app(cluster: Cluster) -> Iterator[Celery]:
     options = {"delayed_shards": {"mail": SHARDS}}
     with make_app(Settings(f"delayed+{cluster.url}", transport_options=options)) as app:
         yield app
-
-
-@pytest.fixture
-def delayed(app: Celery) -> Iterator[Delayed]:
-    with closing(Delayed(app)) as delayed:
-        yield delayed
 
 
 def schedule(app: Celery, count: int = 12, queue: str = "mail") -> list[str]:

@@ -65,13 +65,6 @@ def app(server: Server) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def delayed(app: Celery) -> Iterator[Delayed]:
-    delayed = Delayed(app)
-    yield delayed
-    delayed.close()
-
-
-@pytest.fixture
 def without_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process that lacks the library."""
 

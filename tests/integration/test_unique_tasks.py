@@ -28,11 +28,6 @@ def app(server: Server) -> Celery:
     return make_app(Settings(f"delayed+{server.url}"))
 
 
-@pytest.fixture
-def delayed(app: Celery) -> Delayed:
-    return Delayed(app)
-
-
 def ids(delayed: Delayed) -> list[str]:
     return [info.id for info in delayed.find()]
 
