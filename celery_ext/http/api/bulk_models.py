@@ -22,8 +22,7 @@ class BulkChoice(Filter):
 
     @model_validator(mode="after")
     def _criterion(self) -> BulkChoice:
-        names = ("queue", "task", "tenant", "where", "due_after", "due_before")
-        if all(getattr(self, name) is None for name in names):
+        if not self.criteria:
             raise ValueError(
                 "queue: give a queue, a task (* for any), a tenant, where or due times"
             )

@@ -132,6 +132,11 @@ class Timed(Given):
             return from_ms(eta_to_ms(datetime.now(timezone.utc) + span_of(self.delay)))
         return None
 
+    @property
+    def due_ms(self) -> int:
+        """The due time in ms since the epoch; 0: none was given."""
+        return int(at.timestamp() * 1000) if (at := self.due_at) else 0
+
 
 def check_plain(given: BaseModel, *names: str) -> None:
     """Raise ValueError for what Kombu would turn into other objects, or workers cannot pickle."""

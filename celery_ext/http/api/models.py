@@ -121,6 +121,11 @@ class Filter(Given):
     due_before: Moment | None = None
     cursor: Cursor | None = None
 
+    @property
+    def criteria(self) -> dict[str, Any]:
+        """The given criteria, without the cursor."""
+        return self.model_dump(include=Filter.model_fields.keys() - {"cursor"}, exclude_none=True)
+
 
 class Search(Filter):
     """Criteria for tasks in a state, and the size of a page."""

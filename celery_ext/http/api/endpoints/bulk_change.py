@@ -126,8 +126,7 @@ def redirect_to(call: Call, queue: str) -> Redirect:
 def replay_many(call: Call) -> dict[str, Any]:
     """Replay the dead letters that match a filter, or preview it with `dry_run`."""
     choice: BulkReplay = call.body
-    at, dead = choice.due_at, call.service.delayed.store.dead
-    due_ms = 0 if at is None else int(at.timestamp() * 1000)
+    dead, due_ms = call.service.delayed.store.dead, choice.due_ms
     to = None if choice.to_queue is None else redirect_to(call, choice.to_queue)
     outcome = _Outcome(call, choice, choice.cursor)
     given = choice.model_dump(include={"queue", "task", "reason"})
@@ -162,9 +161,7 @@ def _change(
 def _change_delayed(
     outcome: _Outcome, choice: BulkChoice, limit: int, change: OnDelayed, is_done: IsDone
 ) -> None:
-    names = {"queue", "task", "tenant", "where", "due_after", "due_before"}
-    given = choice.model_dump(include=names)
-    search = Search.model_validate({**given, "limit": limit, "cursor": outcome.cursor})
+    search = Search(**choice.criteria, limit=limit, cursor=outcome.cursor)
     found, outcome.cursor = search_page(outcome.call, search)
     for shard, part in groupby(found, lambda each: each[0]):
         infos = [info for _, info in part if not is_done(info)]

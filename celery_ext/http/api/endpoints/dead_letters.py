@@ -77,9 +77,7 @@ def _state(task: DeadTask) -> dict[str, Any]:
 @operations.add("POST", "/replay", "admin", Changed, body=ReplayChoice)
 def replay_dead(call: Call) -> dict[str, Any]:
     """Replay dead letters: give them another try."""
-    at = call.body.due_at
-    due_ms = 0 if at is None else int(at.timestamp() * 1000)
-    return _changed(call, "dead-replay", partial(DeadLetters.replay, due_ms=due_ms))
+    return _changed(call, "dead-replay", partial(DeadLetters.replay, due_ms=call.body.due_ms))
 
 
 @operations.add("POST", "/purge", "admin", Changed, body=DeadChoice)

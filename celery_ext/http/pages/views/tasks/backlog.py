@@ -8,7 +8,7 @@ from typing import Any
 from celery_ext.errors import QueryError
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.lists.by_state import check, ready_page
-from celery_ext.http.api.endpoints.lists.due_order import due_page
+from celery_ext.http.api.endpoints.lists.search import due_page
 from celery_ext.http.api.models import Search
 from celery_ext.http.api.operations import validated
 from celery_ext.http.problems import Problem
