@@ -25,11 +25,10 @@ from .api.endpoints import (
     bulk_change,
     dead_letters,
     event_stream,
-    metrics_page,
     queues,
     tasks,
 )
-from .api.endpoints.lists import export, search
+from .api.endpoints.lists import search
 from .api.endpoints.rules import limits, pauses, tenants
 from .api.openapi import document
 from .api.operations import Operation, endpoint
@@ -54,8 +53,6 @@ OPERATIONS: list[Operation] = [
     *dead_letters.operations,
     *event_stream.operations,
     *answers.operations,
-    *export.operations,
-    *metrics_page.operations,
     *later.operations,
     *delayedqueue.operations,
 ]

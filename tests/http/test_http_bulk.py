@@ -12,9 +12,9 @@ from redis.exceptions import ConnectionError
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
+from celery_ext.http.api.endpoints import bulk as export
 from celery_ext.http.api.endpoints import event_stream
 from celery_ext.http.api.endpoints.event_stream import REPEATED_MS
-from celery_ext.http.api.endpoints.lists import export
 from kombu_delayed.inspection import events as streams
 from tests.kit.http import Serve, all_rows, bearer, bury
 from tests.kit.wait import wait_until

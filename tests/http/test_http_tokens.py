@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
-from celery_ext.http.api.endpoints.lists import export
+from celery_ext.http.api.endpoints import bulk as export
 from celery_ext.http.api.endpoints.lists.search import page_of
 from celery_ext.http.auth import tokens as tokens_module
 from celery_ext.http.auth.tokens import Tokens

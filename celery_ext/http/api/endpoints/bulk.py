@@ -1,4 +1,4 @@
-"""Creates many tasks in one request of NDJSON; the answer has a line for each line."""
+"""Many tasks as NDJSON: creates them with an answer for each line, and exports delayed ones."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from celery_ext.http.problems import Problem, refused
+from celery_ext.errors import BROKER_FAILS
+from celery_ext.http.problems import Problem, busy, refused
 
+from ..models import Filter, Search
 from ..operations import Call, Operations, encode, parsed, validated
 from ..task_models import NewTaskWithId
+from .event_stream import Streamed
+from .lists.search import page_of
 from .tasks import Row, created, new_id, row_of
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -26,6 +30,9 @@ UNDER_WAY = 2
 
 #: How many times as long as a request the answer may be: it is kept until all has been read.
 ANSWER_SHARE = 2
+
+#: How many tasks one step of an export has. A line with the cursor follows each step.
+STEP = 1_000
 
 operations = Operations("tasks")
 
@@ -138,3 +145,35 @@ def _read(
         places.append(len(answers))
         answers.append({"line": number, **created(id, due)})
     return answers, rows, places
+
+
+@operations.add(
+    "GET", "/v1/bulk", "read", None, query=Filter, answer_type=MEDIA_TYPE, problems=(503,)
+)
+async def export_tasks(call: Call) -> Response:
+    """Export delayed tasks: one JSON object per line, with cursor lines; a null cursor ends it."""
+    given: Filter = call.query
+    first = await call.run(page_of, call, _search(given, given.cursor))
+    call.service.streams.begin(call.identity)
+    return Streamed(call, _exported(call, given, first), media_type=MEDIA_TYPE)
+
+
+def _search(given: Filter, cursor: str | None) -> Search:
+    return Search(**given.criteria, limit=STEP, cursor=cursor)
+
+
+async def _exported(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterator[str]:
+    """A line for each task, and one with the cursor after each step; null: there are no more."""
+    while True:
+        cursor = page["next"]
+        lines = [*page["tasks"], {"cursor": cursor}]
+        yield "".join(encode(line) + "\n" for line in lines)
+        if cursor is None or call.service.closing:
+            return
+        try:
+            await call.check()
+            page = await call.run(page_of, call, _search(given, cursor))
+        except (*BROKER_FAILS, Problem) as error:
+            problem = error if isinstance(error, Problem) else busy("the broker failed", 503, 5)
+            yield encode({"cursor": cursor, "problem": problem.as_dict()}) + "\n"
+            return

@@ -1,4 +1,4 @@
-"""Queues as a whole: counts, forecast, consumers."""
+"""Queues as a whole: counts, forecast, consumers, and metrics."""
 
 from __future__ import annotations
 
@@ -6,15 +6,29 @@ from dataclasses import asdict
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from celery_ext.control.counts import ConsumerInfo, Counts, Forecast, forecast_data
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
 
-from ..models import Consumers, ForecastAnswer, ForecastQuery, OneQueue, QueueCounts, Queues
+from celery_ext.control.counts import ConsumerInfo, Counts, Forecast, forecast_data
+from celery_ext.http.problems import Problem
+from celery_ext.metrics.measuring import shown
+from celery_ext.metrics.queues import work
+
+from ..models import (
+    Consumers,
+    ForecastAnswer,
+    ForecastQuery,
+    OneQueue,
+    QueueCounts,
+    QueueMetrics,
+    Queues,
+)
 from ..operations import Call, Operations
 
-operations = Operations("queues", "/v1")
+operations = Operations("queues")
 
 
-@operations.add("GET", "/queues", "read", Queues)
+@operations.add("GET", "/v1/queues", "read", Queues)
 def list_queues(call: Call) -> dict[str, Any]:
     """Count messages by queue and state."""
     call.identity.require_whole()
@@ -26,14 +40,14 @@ def _of_queue(call: Call, name: str) -> dict[str, Any]:
     return {"queue": name, **asdict(Counts.of(store, store.shards.all(name)))}
 
 
-@operations.add("GET", "/queues/{queue}", "read", QueueCounts)
+@operations.add("GET", "/v1/queues/{queue}", "read", QueueCounts)
 def get_queue(call: Call) -> dict[str, Any]:
     """Count a queue's messages by state."""
     call.identity.require_whole()
     return _of_queue(call, call.queue)
 
 
-@operations.add("GET", "/forecast", "read", ForecastAnswer, query=ForecastQuery)
+@operations.add("GET", "/v1/forecast", "read", ForecastAnswer, query=ForecastQuery)
 def get_forecast(call: Call) -> dict[str, Any]:
     """The number of tasks that become due in each interval."""
     call.identity.require_whole()
@@ -46,7 +60,7 @@ def get_forecast(call: Call) -> dict[str, Any]:
     return forecast_data(whole)
 
 
-@operations.add("GET", "/consumers", "read", Consumers, query=OneQueue)
+@operations.add("GET", "/v1/consumers", "read", Consumers, query=OneQueue)
 def list_consumers(call: Call) -> dict[str, Any]:
     """Consumers, and how many messages each holds."""
     call.identity.require_whole()
@@ -57,3 +71,23 @@ def list_consumers(call: Call) -> dict[str, Any]:
         for info in ConsumerInfo.all_of(store, store.shards.all(name))
     ]
     return {"consumers": found}
+
+
+@operations.add("GET", "/metrics", "read", None, answer_type="text/plain")
+def show_metrics(call: Call) -> Response:
+    """Metrics for Prometheus."""
+    call.identity.require_whole()
+    if call.identity.queues:
+        raise Problem(403, "this token is restricted to queues, and this covers all queues")
+    service = call.service
+    page = shown(service.meter.registry, service.gauges)
+    return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+
+@operations.add("GET", "/v1/queues/{queue}/metrics", "read", QueueMetrics)
+def get_queue_metrics(call: Call) -> dict[str, Any]:
+    """Metrics of a queue for autoscalers."""
+    call.identity.require_whole()
+    name = call.queue
+    found = call.service.delayed.metrics(name)[name]
+    return {"queue": name, "work": work(found), **asdict(found)}
