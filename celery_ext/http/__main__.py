@@ -15,8 +15,7 @@ from celery.utils.log import get_logger
 from ..app.commands import expected_failures
 from .options import HttpOptions
 from .serving.command import run, serve_options
-from .serving.standalone import BROKER, OPTIONS, make_app
-from .serving.worker_process import WorkerProcess
+from .serving.standalone import BROKER, OPTIONS, WorkerProcess, make_app
 
 #: The variable with the secrets that sign callbacks: an option would show in the process list.
 SECRETS = "DELAYED_CALLBACK_SECRETS"

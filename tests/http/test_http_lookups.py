@@ -15,8 +15,7 @@ import redis
 from celery_ext import Delayed
 from celery_ext.http.api.endpoints import tasks
 from celery_ext.http.problems import Problem
-from celery_ext.http.service.threads import Threads
-from celery_ext.http.service.together import Together
+from celery_ext.http.service.threads import Threads, Together
 from kombu_delayed.errors import ServerNotReady
 from tests.kit.http import Serve, bearer
 from tests.kit.wait import wait_until

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,21 +20,52 @@ from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
 from kombu_delayed.store.keys import http_tokens
 
-from ..auth.identity import Identity
+from ..auth.identity import ANYBODY, Identity
 from ..options import HttpOptions
-from ..problems import Problem
+from ..problems import Problem, busy
 from .cache import Cache
 from .create_once import OnceMoves
 from .feed import Feed
-from .places import Places
-from .threads import Threads
-from .together import Together
+from .threads import Threads, Together
 from .writer import Writer
 
 T = TypeVar("T")
 
 #: How long the names of the broker's queues are cached, and how long for metrics.
 NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
+
+
+class Places:
+    """At most `most` requests at a time. Errors name them by `what`.
+
+    One token may have half of these places, or half of `shared` if that is given.
+    """
+
+    def __init__(self, most: int, what: str, shared: int | None = None) -> None:
+        self._most, self._what, self._shared = most, what, max(shared or most, 2)
+        self.taken: Counter[str] = Counter()
+        self.closed = False
+
+    def begin(self, identity: Identity) -> None:
+        """Take a place. Raises a Problem if all are taken, or if this token has its half."""
+        if self.closed or self.taken.total() >= self._most:
+            raise busy(f"too many {self._what} are open", 503, 5)
+        if identity is not ANYBODY and 2 * self.taken[identity.name] >= self._shared:
+            raise busy(f"too many {self._what} of this token are open", 429, 5)
+        self.taken[identity.name] += 1
+
+    @contextmanager
+    def place(self, identity: Identity) -> Iterator[None]:
+        """Hold a place within a block. Raises as `begin`."""
+        self.begin(identity)
+        try:
+            yield
+        finally:
+            self.end(identity)
+
+    def end(self, identity: Identity) -> None:
+        self.taken[identity.name] -= 1
+        self.taken += Counter()  # removes identities that have no place
 
 
 class Service:

@@ -1,4 +1,4 @@
-"""A standalone server for the API."""
+"""A standalone server for the API, with a timeout for the head of each request."""
 
 from __future__ import annotations
 
@@ -7,15 +7,62 @@ import socket
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..app import Api
-from .header_timeout import header_timeout
+
+#: The most bytes of a head. No client of this API sends more.
+HEAD_BYTES = 65_536
 
 #: The host names that a local server serves: a page of another site cannot use them.
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
 #: How long running requests may take when the server shuts down.
 GRACE_SECONDS = 20
+
+
+class _HeaderTimeout(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Uvicorn's protocol, with a timeout for the head of each request."""
+
+    _header_seconds: float
+    _head_timer: Any = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        was_waiting = self._awaits_head()
+        if was_waiting:
+            self._head_bytes += len(data)
+            self._await_head()
+        super().data_received(data)
+        if not self._awaits_head():
+            self._has_head()
+        elif was_waiting and self._head_bytes > HEAD_BYTES:
+            self.transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._has_head()
+        super().connection_lost(error)
+
+    def _awaits_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._header_seconds, self._too_late)
+
+    def _has_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer, self._head_bytes = None, 0
+
+    def _too_late(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
 
 
 def is_loopback(host: str) -> bool:
@@ -42,11 +89,12 @@ class Server(uvicorn.Server):
 
 def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
     """Create a server, without running it; `more` is for uvicorn."""
+    seconds = api.service.options.header_seconds
     config = uvicorn.Config(
         api,
         host=host,
         port=port,
-        http=header_timeout(api.service.options.header_seconds),
+        http=type("Timed", (_HeaderTimeout,), {"_header_seconds": seconds}),
         ws="none",
         lifespan="on",
         proxy_headers=False,
