@@ -1,4 +1,4 @@
-"""The queues of an app's broker, and the shards that hold their tasks."""
+"""The queues of an app's broker, the shards that hold their tasks, and how tasks are routed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import wraps
 from math import inf
 from time import monotonic
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -141,3 +141,16 @@ def despite_nodes_down(
             return found
 
     return searching
+
+
+def routed_queue(
+    app: Celery, name: str, args: Any = (), kwargs: Any = None, queue: str | None = None
+) -> str:
+    """The queue that a task is sent to, or "" if it is sent to an exchange of its own."""
+    options = {"queue": queue} if queue else {}
+    task = app.tasks.get(name)
+    if task is not None:
+        options = {**task._get_exec_options(), **options}
+    found = app.amqp.router.route(options, name, args, kwargs or {})
+    target = found.get("queue")
+    return str(getattr(target, "name", target) or "")

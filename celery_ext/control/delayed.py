@@ -23,8 +23,7 @@ from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
 from .bulk.schedule import BulkReport, schedule_many
 from .changes.change import Change, change
-from .changes.change_many import Outcome, change_found, pages
-from .changes.due_plan import DuePlan
+from .changes.change_many import DuePlan, Outcome, change_found, pages
 from .changes.moves import NOW, Moves, due_at
 from .changes.ready import matching
 from .changes.redirect import Redirect

@@ -13,8 +13,11 @@ from functools import partial
 from typing import Any
 
 from celery import Celery, Task, _state
+from celery.backends.base import DisabledBackend
 from celery.canvas import Signature
 from celery.result import AsyncResult
+from celery.states import READY_STATES
+from celery.utils.log import get_logger
 
 from celery_ext.app import signals
 from celery_ext.app.capture import Capture, Captured
@@ -26,7 +29,6 @@ from kombu_delayed.message.envelope import to_json
 
 from .expectation_queue import ExpectationQueue, name_of
 from .options import HOW, ExpectationOptions
-from .results import store_expecting
 from .waiting_task import register
 
 #: The id of an expectation is derived from the asking task and the key: a second run has the same.
@@ -35,6 +37,11 @@ _NAMESPACE = uuid.UUID("6f4ce7a2-4b8e-4d4f-9a55-2f3bb5d3c3d1")
 #: A process makes one message at a time, because all share a channel. The lock is reentrant: with
 #: Python 3.14 an error of a signal handler may leave it locked (python/cpython#148874).
 _making = threading.RLock()
+
+logger = get_logger(__name__)
+
+#: The state until the answer arrives; the result's `info` has the key, the tenant and the timeout.
+EXPECTING = "EXPECTING"
 
 
 @dataclass(frozen=True)
@@ -224,3 +231,15 @@ class _Asking:
         signals.answer_expected.send(
             sender=self.queue.app, key=self.key, tenant=self.tenant, id=reply.id, state=reply.said
         )
+
+
+def store_expecting(app: Celery, id: str, key: str, tenant: str | None, until: datetime) -> None:
+    """Store the state in the result backend, unless the expectation has already ended."""
+    try:
+        backend = app.backend
+        if isinstance(backend, DisabledBackend) or backend.get_state(id) in READY_STATES:
+            return
+        info = {"key": key, "tenant": tenant, "until": until.isoformat()}
+        backend.store_result(id, info, EXPECTING)
+    except Exception as error:  # the expectation itself is in the broker
+        logger.warning("Expectation %s is not shown in the result backend: %s", id, error)

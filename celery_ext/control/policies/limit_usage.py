@@ -24,8 +24,7 @@ from kombu_delayed.store.global_limits import pool_of
 from kombu_delayed.store.policies.overrides import Override
 from kombu_delayed.store.store import Store
 
-from ...app.queues import Queues
-from ...app.routing import routed_queue
+from ...app.queues import Queues, routed_queue
 from .declared import rules_for
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import celery.app.base
 from celery import Celery
 from starlette.responses import Response
 
-from celery_ext.app.routing import routed_queue
+from celery_ext.app.queues import routed_queue
 from celery_ext.control.changes.moves import NOW
 from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.http.callbacks.jobs import BY_STATUS, JOB_TASK, is_job
