@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 from rich.table import Table
 
-from celery_ext.control.policies.declared import QueuePolicies, policy_text
+from celery_ext.control.policies.declared import QueuePolicies
 from celery_ext.tasks.formatting import moment, plain, table
 from celery_ext.tasks.times import info_data
 
@@ -69,16 +69,9 @@ def policies_table(found: Iterable[QueuePolicies]) -> Table:
     made = table("queue", "policies", "of", "declared (UTC)", "by")
     for each in found:
         at = moment(each.at) if each.at else "not yet"
-        parts = {"the queue": each.policies, "all queues": each.defaults, **each.tasks}
-        texts = {of: ", ".join(map(policy_text, parts[of])) for of in parts if parts[of]}
-        rows = [*texts.items()] or [("", "none")]
-        for n, (of, text) in enumerate(rows):
-            first = n == 0
-            made.add_row(
-                plain((each.queue + " *" * each.differs) if first else ""),
-                plain(text),
-                plain(of),
-                at if first else "",
-                plain(each.by if first else ""),
-            )
+        begin = each.queue + " *" * each.differs, at, each.by
+        for of, texts in each.texts.items() or [("", ["none"])]:
+            name, when, by = begin
+            made.add_row(plain(name), plain(", ".join(texts)), plain(of), when, plain(by))
+            begin = "", "", ""
     return made

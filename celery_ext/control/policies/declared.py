@@ -47,6 +47,12 @@ class QueuePolicies:
     at: datetime | None = None
     differs: bool = False
 
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The policies of each part of the declaration, written nearly as in Python."""
+        parts = {"the queue": self.policies, "all queues": self.defaults, **self.tasks}
+        return {of: [*map(policy_text, parts[of])] for of in parts if parts[of]}
+
 
 class Policies:
     """Shows the declared policies, and declares policies from outside a worker."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from celery_ext.control.policies.declared import QueuePolicies, policy_text
 from celery_ext.http.api.fields import Name
 
 from ...visit import Shown, View, Visit, asked
@@ -30,17 +29,11 @@ def look(visit: Visit) -> Shown:
     return {
         "queue": query.queue,
         "pauses": pauses,
-        "policies": [(each, _parts(each)) for each in found[:SHOWN]],
+        "policies": found[:SHOWN],
         "count": len(found),
         "queues": visit.queues(),
         "may_pause": visit.identity.has("admin"),
     }
-
-
-def _parts(found: QueuePolicies) -> list[tuple[str, list[str]]]:
-    """Each part of the declaration, with its policies written nearly as in Python."""
-    parts = {"the queue": found.policies, "all queues": found.defaults, **found.tasks}
-    return [(of, [*map(policy_text, parts[of])]) for of in parts if parts[of]]
 
 
 VIEWS = [View("policies", "/policies", "Policies", look, seconds=5, is_whole=True)]
