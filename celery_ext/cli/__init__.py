@@ -5,13 +5,14 @@ Celery loads this module whenever its command line starts, so the commands load 
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import click
 from celery.bin.base import handle_preload_options
+from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 from ..worker import hooks  # noqa: F401  which watches them
-from .lazy import LazyGroup
 
 #: The modules of this package, and the commands in each, in the order of the help page.
 _MODULES = {
@@ -31,13 +32,34 @@ _MODULES = {
     "queues.partitions": "partitions",
     "doctor": "doctor",
     "backup": "backup restore",
-    "serve": "serve",
-    "token": "token",
+    "api": "serve token",
 }
 COMMANDS = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
-@click.group(cls=LazyGroup, modules=COMMANDS)
+class LazyGroup(DYMGroup):
+    """A group whose commands are imported on first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command. Returns None if there is none of this name."""
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            module = import_module(f"{__package__}.{COMMANDS[cmd_name]}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "rich":
+                raise
+            raise click.ClickException(
+                "these commands need rich: pip install 'kombu-delayed[cli]'"
+            ) from error
+        commands = (each for each in vars(module).values() if isinstance(each, click.Command))
+        return next(each for each in commands if each.name == cmd_name)
+
+
+@click.group(cls=LazyGroup)
 @click.pass_context
 @handle_preload_options
 def delayed(ctx: click.Context, **preload_options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Options that select tasks."""
+"""Options that select tasks, and how many of them."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
 queue_option = click.option(
     "-Q", "--queue", type=TEXT, shell_complete=complete_queue, help="Only this queue."
 )
+
+queue_argument = click.argument("queue", type=TEXT, shell_complete=complete_queue)
 
 task_option = click.option(
     "-t", "--task", type=TEXT, help="Name of the task; * and ? stand for any text and character."
@@ -104,3 +106,14 @@ asking_options = all_of(
 )
 
 ids_argument = click.argument("ids", nargs=-1, metavar="[ID]...")
+
+
+def limit_option(default: int) -> Any:
+    return click.option(
+        "-n",
+        "--limit",
+        type=click.IntRange(0, 10**9),
+        default=default,
+        show_default=True,
+        help="Show this many; 0: all.",
+    )

@@ -14,7 +14,7 @@ from celery_ext.control.policies.limits import KeyInfo, LimitInfo
 from celery_ext.tasks.formatting import moment, number, plain, remaining, table
 from celery_ext.tasks.times import info_data
 
-from ..criteria import TEXT, complete_queue, queue_option
+from ..criteria import TEXT, queue_argument, queue_option
 from ..session import Session, command
 from ..times import LASTING
 
@@ -34,7 +34,7 @@ def limits(session: Session, queue: str | None) -> None:
 
 
 @command("set-limit")
-@click.argument("queue", type=TEXT, shell_complete=complete_queue)
+@queue_argument
 @click.argument("name", type=TEXT, required=False)
 @click.option("--concurrency", type=int, help="How many tasks may run at once.")
 @click.option("--rate", help="How many tasks may start in a time, such as 100/m.")
@@ -54,7 +54,7 @@ def set_limit(
 
 
 @command("reset-limit")
-@click.argument("queue", type=TEXT, shell_complete=complete_queue)
+@queue_argument
 @click.argument("name", type=TEXT, required=False)
 def reset_limit(session: Session, queue: str, name: str | None) -> None:
     """Restore the declared numbers of a limit."""

@@ -10,9 +10,8 @@ from kombu_delayed.inspection.partitions import partition_count as count_of
 from kombu_delayed.inspection.partitions import partitions as partitions_of
 from kombu_delayed.store.calls.shards import label
 
-from ..criteria import queue_option
+from ..criteria import limit_option, queue_option
 from ..session import Session, command
-from ..tasks.listing import limit_option
 
 
 @command("partitions")

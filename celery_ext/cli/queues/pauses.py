@@ -12,12 +12,9 @@ from celery_ext.control.policies.pauses import QueuePause
 from celery_ext.tasks.formatting import moment, plain, table
 from celery_ext.tasks.times import info_data
 
-from ..criteria import TEXT, complete_queue
+from ..criteria import TEXT, complete_queue, queue_argument
 from ..session import Session, command
 from ..times import LASTING
-
-queue_argument = click.argument("queue", type=TEXT, shell_complete=complete_queue)
-
 
 #: Options that name a part of a queue.
 task_option = click.option("--task", type=TEXT, help="Only tasks of this name; * is any text.")

@@ -11,7 +11,7 @@ from celery_ext.control.policies.declared import QueuePolicies
 from celery_ext.tasks.formatting import moment, plain, table
 from celery_ext.tasks.times import info_data
 
-from ..criteria import TEXT, complete_queue, queue_option
+from ..criteria import queue_argument, queue_option
 from ..session import Session, command
 
 
@@ -39,7 +39,7 @@ def apply_policies(session: Session, queue: str | None, yes: bool) -> None:
 
 
 @command("drop-policies", doubts_queue=False)
-@click.argument("queue", type=TEXT, shell_complete=complete_queue)
+@queue_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before policies are removed.")
 def drop_policies(session: Session, queue: str, yes: bool) -> None:
     """Remove all policies of a queue, until a worker that declares some starts."""

@@ -28,10 +28,9 @@ from celery_ext.tasks.formatting import (
 )
 from celery_ext.tasks.progress import Progress
 
-from ..criteria import asking_options, ids_argument, queue_option, task_option
+from ..criteria import asking_options, ids_argument, limit_option, queue_option, task_option
 from ..session import Session, command
 from ..times import TIME
-from .listing import limit_option
 
 #: How many of the selected letters are shown before the question.
 SAMPLE_SIZE = 10

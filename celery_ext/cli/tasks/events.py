@@ -16,9 +16,8 @@ from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 
-from ..criteria import TEXT, queue_option
+from ..criteria import TEXT, limit_option, queue_option
 from ..session import Session, command
-from .listing import limit_option
 
 #: Seconds between two reads of `--follow`.
 INTERVAL_SECONDS = 1

@@ -14,9 +14,8 @@ from celery_ext.control.answers.answering import LATE, UNKNOWN
 from celery_ext.control.answers.expectations import ExpectationInfo
 from celery_ext.tasks.formatting import facts_table, moment, number, plain, table
 
-from ..criteria import TEXT
+from ..criteria import TEXT, limit_option
 from ..session import Session, command
-from .listing import limit_option
 
 STATE_STYLES = {
     "open": "cyan",

@@ -27,9 +27,9 @@ from celery_ext.tasks.query import STATES, Query
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.outcomes.records import LISTS
 
-from ..criteria import criteria, queue_option, recorded_options
+from ..criteria import criteria, limit_option, queue_option, recorded_options
 from ..session import Session, command
-from .recorded import show_recorded
+from .outcomes import show_recorded
 
 #: Criteria that select only tasks that workers have recorded.
 RECORDED = "error", "worker", "longer_than", "shorter_than"
@@ -42,17 +42,6 @@ def soonest(
     shards = delayed.shards(queue)
     found = [delayed.find(**{**given, "queue": name}, progress=progress) for name in shards]
     return heapq.merge(*found, key=lambda info: info.due_ms or 0)
-
-
-def limit_option(default: int) -> Any:
-    return click.option(
-        "-n",
-        "--limit",
-        type=click.IntRange(0, 10**9),
-        default=default,
-        show_default=True,
-        help="Show this many; 0: all.",
-    )
 
 
 def _present(

@@ -1,20 +1,33 @@
-"""`token create`, `list`, `revoke`: the tokens of the HTTP API."""
+"""`serve`, `token create`, `list`, `revoke`: the HTTP API and its tokens."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import timedelta
+from typing import Any
 
 import click
 from click_didyoumean import DYMGroup  # type: ignore[import-untyped]
 
 from ..http.auth.identity import SCOPES
 from ..http.auth.tokens import Tokens
+from ..http.serving.command import run, serve_options
 from ..tasks.formatting import moment, plain, table
 from ..tasks.times import from_ms
 from .criteria import TEXT
-from .session import Session, command
+from .session import Command, Session, command
 from .times import SPAN
+
+
+@click.command("serve", cls=Command)
+@serve_options
+@click.pass_context
+def serve(ctx: click.Context, /, **given: Any) -> None:
+    """Serve the HTTP API.
+
+    From other machines every request needs a token: see `token create`.
+    """
+    run(ctx.obj.app, **given)
 
 
 @click.group("token", cls=DYMGroup)
