@@ -13,8 +13,7 @@ import redis
 
 from celery_ext.control.counts import ConsumerInfo
 from celery_ext.http.pages.activity import PART_SECONDS, PARTS, ActivityReader
-from celery_ext.http.pages.alarms import Alarm, _of_consumer, _of_queue
-from celery_ext.http.pages.views.overview import NOTHING
+from celery_ext.http.pages.views.overview import NOTHING, Alarm, _of_consumer, _of_queue
 from celery_ext.http.service.cache import Cache
 from kombu_delayed.store.store import Store
 

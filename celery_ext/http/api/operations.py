@@ -25,6 +25,10 @@ TRACE_SIZE = 512
 _TRACE = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
+T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+
+
 @dataclass
 class Call:
     """One request, read and checked."""
@@ -59,7 +63,7 @@ class Call:
         self.identity.check_queue(queue)
         return queue
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that waits for Redis, in a thread."""
         return await self.service.threads.run(function, *args)
 
@@ -225,7 +229,7 @@ encode = json.JSONEncoder(separators=(",", ":")).encode
 _decode = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_number).decode
 
 
-def validated(model: type[BaseModel], given: Any) -> Any:
+def validated(model: type[Model], given: Any) -> Model:
     """Validate input with a model. Raises a Problem that names the fields."""
     try:
         return model.model_validate(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from kombu_delayed.store.store import chunks
 
 from ..api import cursors
 from ..auth.sessions import new_secret
+from .sorting import read_first
 from .visit import Form, Shown
 
 T = TypeVar("T")
@@ -65,17 +65,11 @@ def by_name(names: Iterable[tuple[str, str]], find: Find[T]) -> Chosen[T]:
 
 
 def _choose_all(search: Search[T]) -> tuple[Chosen[T], bool]:
+    found, has_more = read_first(search, MOST, LOOK_SECONDS)
     chosen: Chosen[T] = {}
-    until, cursor, count = time.monotonic() + LOOK_SECONDS, None, 0
-    while True:
-        found, cursor = search(min(1_000, MOST - count), cursor)
-        for shard, each in found:
-            chosen.setdefault(shard, []).append(each)
-        count += len(found)
-        if cursor is None:
-            return chosen, True
-        if count >= MOST or time.monotonic() > until:
-            return chosen, False
+    for shard, each in found:
+        chosen.setdefault(shard, []).append(each)
+    return chosen, not has_more
 
 
 def parts(chosen: Chosen[T]) -> Iterator[tuple[str, list[T]]]:

@@ -1,10 +1,12 @@
-"""The pages as a whole: access to them, their forms, their errors."""
+"""The pages as a whole: access to them, their forms, their live parts, their errors."""
 
 from __future__ import annotations
 
 import hmac
+import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -14,6 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from celery_ext.errors import BROKER_FAILS
+
+from ..api.endpoints.event_stream import BEAT_SECONDS, Streamed
 from ..auth.identity import ANYBODY, Identity
 from ..auth.rate_limit import RateLimit
 from ..auth.sessions import Sessions, csrf_of, is_secret, new_secret
@@ -23,9 +28,8 @@ from .render import Renderer
 from .views import consumers, overview, partitions, periodic
 from .views.login import Login
 from .views.results import dead, failures, trends
-from .views.rules import limit, pausing, policies, tenants
+from .views.rules import policies, tenants
 from .views.tasks import backlog, changing, replaying, task
-from .views.tasks.live import stream
 from .visit import Action, Form, View, Visit, cookie_of, set_cookie
 
 VIEWS: list[View] = [
@@ -36,14 +40,13 @@ VIEWS: list[View] = [
     *task.VIEWS,
     *dead.VIEWS,
     *tenants.VIEWS,
-    *limit.VIEWS,
     *policies.VIEWS,
     *periodic.VIEWS,
     *consumers.VIEWS,
     *partitions.VIEWS,
 ]
 LIVE = [each for each in VIEWS if each.seconds]
-ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS, *pausing.ACTIONS, *task.ACTIONS]
+ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS, *policies.ACTIONS, *task.ACTIONS]
 
 _ASSETS = {
     "dashboard.css": "text/css",
@@ -191,8 +194,7 @@ class Site:
     def _takes(self, action: Action) -> Endpoint:
         async def act(visit: Visit, form: Form) -> Response:
             visit.identity.require(action.scope)
-            done: Response = await visit.run(action.act, visit, form)
-            return done
+            return await visit.run(action.act, visit, form)
 
         return self._checked(act)
 
@@ -224,8 +226,7 @@ def _title(problem: Problem) -> str:
 def _shows(view: View) -> Endpoint:
     async def endpoint(visit: Visit) -> Response:
         _check(view, visit)
-        made: Response = await visit.run(_rendered, view, visit)
-        return made
+        return await visit.run(_rendered, view, visit)
 
     return endpoint
 
@@ -236,11 +237,16 @@ def _rendered(view: View, visit: Visit) -> Response:
 
 
 def _streams(view: View) -> Endpoint:
+    """The live part of a page, as server-sent events."""
+
     async def endpoint(visit: Visit) -> Response:
         _check(view, visit)
         if view.is_whole_live:
             visit.identity.require_whole()
-        return stream(visit, view)
+        visit.service.streams.begin(visit.identity)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        looks = _looks(visit, view)
+        return Streamed(visit, looks, headers=headers, media_type="text/event-stream")
 
     return endpoint
 
@@ -249,3 +255,34 @@ def _check(view: View, visit: Visit) -> None:
     visit.identity.require(view.scope)
     if view.is_whole:
         visit.identity.require_whole()
+
+
+async def _looks(visit: Visit, view: View) -> AsyncIterator[str]:
+    yield "retry: 2000\n\n"
+    said_at, before = time.monotonic(), ""
+    while await visit.service.pause(view.seconds):
+        text = await _look(visit, view)
+        if text is None:
+            return
+        now = time.monotonic()
+        if text != before or now - said_at > BEAT_SECONDS:
+            said_at, before = now, text
+            yield text
+
+
+async def _look(visit: Visit, view: View) -> str | None:
+    """The next event; None: the login has ended."""
+    try:
+        await visit.check()
+        html = await visit.run(_part, visit, view)
+    except (Problem, *BROKER_FAILS) as error:
+        if isinstance(error, Problem) and error.status_code == 401:
+            return None
+        detail = error.detail if isinstance(error, Problem) else "Redis does not answer"
+        return f"event: trouble\ndata: {json.dumps(detail)}\n\n"
+    return f"event: look\ndata: {json.dumps(html)}\n\n"
+
+
+def _part(visit: Visit, view: View) -> str:
+    shown = {"view": view, **view.look(visit)}
+    return visit.pages.make_live(visit, f"{view.name}.html", shown)

@@ -43,14 +43,14 @@ class Order(NamedTuple):
 
 
 def read_first(
-    read: Callable[[int, str | None], tuple[Sequence[T], str | None]],
+    read: Callable[[int, str | None], tuple[Sequence[T], str | None]], most: int, seconds: float
 ) -> tuple[list[T], bool]:
-    """The first items of a search, and whether there are more."""
-    found, cursor, until = list[T](), None, time.monotonic() + LOOK_SECONDS
+    """The first items of a search that are found in some seconds, and whether there are more."""
+    found, cursor, until = list[T](), None, time.monotonic() + seconds
     while True:
-        part, cursor = read(min(SORTED - len(found), 1_000), cursor)
+        part, cursor = read(min(most - len(found), 1_000), cursor)
         found += part
-        if cursor is None or len(found) >= SORTED or time.monotonic() > until:
+        if cursor is None or len(found) >= most or time.monotonic() > until:
             return found, cursor is not None
 
 

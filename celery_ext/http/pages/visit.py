@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, urlencode
 
-from pydantic import BaseModel
 from starlette.requests import HTTPConnection
 from starlette.responses import RedirectResponse, Response
 
 from kombu_delayed.store.calls.shards import CELERY_OWN
 
-from ..api.operations import Call, validated
+from ..api.operations import Call, Model, validated
 from ..auth.sessions import cookie_name
 from ..problems import Problem
 
@@ -113,7 +112,7 @@ class Visit(Call):
         return [shard for name in self.chosen_queues(queue) for shard in shards.all(name)]
 
 
-def asked(visit: Visit, model: type[BaseModel]) -> Any:
+def asked(visit: Visit, model: type[Model]) -> Model:
     """The query as a model. Raises a Problem that names the fields."""
     known = model.model_fields
     return validated(model, {name: v for name, v in visit.params().items() if name in known})

@@ -19,7 +19,7 @@ class Asked(BaseModel):
 
 
 def look(visit: Visit) -> Shown:
-    query: Asked = asked(visit, Asked)
+    query = asked(visit, Asked)
     found = visit.service.cache.get("periodic", SECONDS, lambda: _read(visit))
     meant = [
         each

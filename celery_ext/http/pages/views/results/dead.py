@@ -141,8 +141,7 @@ def _sorted(visit: Visit, given: dict[str, Any], order: Order) -> Shown:
 
 def query_of(given: dict[str, Any], **more: Any) -> DeadQuery:
     """A search by the fields of a form. Raises a Problem that names the fields."""
-    found: DeadQuery = validated(DeadQuery, {**given, **more})
-    return found
+    return validated(DeadQuery, {**given, **more})
 
 
 def filter_of(form: Form) -> dict[str, str]:

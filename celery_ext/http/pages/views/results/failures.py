@@ -17,7 +17,7 @@ from celery_ext.http.api.fields import Name, Span, span_of
 from celery_ext.tasks.history import TaskHistory
 from kombu_delayed.store.outcomes.records import LISTS, Outcomes
 
-from ...visit import Shown, View, Visit, asked
+from ...visit import Form, Shown, View, Visit, asked
 from .dead import grouped, letter_name
 
 #: How many tasks are looked at: of all shards, and of each shard at least.
@@ -97,7 +97,7 @@ class Row:
 
 
 def look(visit: Visit) -> Shown:
-    query: Asked = asked(visit, Asked)
+    query = asked(visit, Asked)
     rows, is_partial = matching(visit, query)
     told = ((row.history.queue, row.history.task, row.error, row.at_ms) for row in rows)
     groups = grouped(told) if query.of in ("failed", "retrying") else []
@@ -120,6 +120,14 @@ def look(visit: Visit) -> Shown:
         "is_partial": is_partial,
         "queues": visit.queues(),
     }
+
+
+def origin_of(form: Form, path: str, given: dict[str, str]) -> tuple[str, dict[str, str]]:
+    """The page with the list that a form belongs to, and the search of that list.
+
+    It is this page, or the one at `path` with the search `given`.
+    """
+    return ("/failures", form.given(["of", *FIELDS])) if form.one("of") else (path, given)
 
 
 def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:

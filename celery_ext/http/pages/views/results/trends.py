@@ -63,7 +63,7 @@ class Asked(BaseModel):
 
 
 def look(visit: Visit) -> Shown:
-    query: Asked = asked(visit, Asked)
+    query = asked(visit, Asked)
     shards = visit.shards(query.queue)
     now, level = time.time(), LEVELS[query.within]
     found = [

@@ -1,4 +1,4 @@
-"""Limits, tenants that wait, and recent counts of tenants, without reading the whole backlog."""
+"""Two pages: limits and tenants, without reading the whole backlog, and one limit with its keys."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from glob import escape
 
 from pydantic import BaseModel
 
-from celery_ext.control.policies.limits import LimitInfo, limits
-from celery_ext.http.api.endpoints.rules.limits import usage_of
+from celery_ext.control.policies.limits import LimitInfo, limit, limits
+from celery_ext.http.api.endpoints.rules.limits import keys_of, usage_of, waiting_tasks
 from celery_ext.http.api.endpoints.rules.tenants import tenants_page
 from celery_ext.http.api.fields import Cursor, Name
 from celery_ext.http.api.limit_models import TenantsQuery
@@ -30,6 +30,9 @@ SHOWN, WAITING_SHOWN, QUEUES = 100, 50, 50
 
 #: How old the counts may be.
 SECONDS = 5.0
+
+#: Keys on the page of a limit.
+KEYS = 50
 
 
 class _Asked(BaseModel):
@@ -62,7 +65,7 @@ class _Counts(dict[str, Tenant]):
 
 
 def look(visit: Visit) -> Shown:
-    query: _Asked = asked(visit, _Asked)
+    query = asked(visit, _Asked)
     names = visit.chosen_queues(query.queue)[:QUEUES]
     delayed = visit.service.delayed
     search = {
@@ -138,4 +141,33 @@ def _count_next(counts: _Counts, info: TaskInfo) -> None:
         found.first_due_ms = info.due_ms
 
 
-VIEWS = [View("tenants", "/tenants", "Tenants", look, seconds=2)]
+class _AskedLimit(BaseModel):
+    queue: Name
+    name: Name
+    key: Name | None = None
+    cursor: Cursor | None = None
+
+
+def look_at_limit(visit: Visit) -> Shown:
+    """One limit: its keys, and the tasks that wait for it."""
+    query = asked(visit, _AskedLimit)
+    visit.identity.check_queue(query.queue)
+    delayed, usage = visit.service.delayed, usage_of(visit, query.queue)
+    shown = {"filter": query.model_dump(), "words_of": words_of}
+    info = limit(delayed, usage, query.name)
+    if info is None:
+        return {**shown, "limit": None, "status": 404}
+    page, following = keys_of(visit, usage, info, query, KEYS)
+    return {
+        **shown,
+        "limit": info,
+        "page": info.shares or page,
+        "next": following,
+        "tasks": waiting_tasks(visit, usage, query.name),
+    }
+
+
+VIEWS = [
+    View("tenants", "/tenants", "Tenants", look, seconds=2),
+    View("limit", "/limit", "", look_at_limit, seconds=2),
+]

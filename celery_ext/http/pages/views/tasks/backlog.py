@@ -18,7 +18,7 @@ from ... import sorting
 from ...readings import metrics
 from ...sorting import Order
 from ...visit import Form, Shown, View, Visit
-from ..rules.pausing import pause_of
+from ..rules.policies import pause_of
 
 #: Tasks on a page.
 PAGE_SIZE = 50
@@ -50,8 +50,7 @@ def name_of(info: TaskInfo) -> str:
 
 def search_of(given: dict[str, Any], **more: Any) -> Search:
     """A search by the fields of a form. Raises a Problem that names the fields."""
-    found: Search = validated(Search, {**given, **more})
-    return found
+    return validated(Search, {**given, **more})
 
 
 def filter_of(form: Form) -> dict[str, str]:
@@ -112,7 +111,7 @@ def _sorted(visit: Visit, search: Search, order: Order) -> Shown:
         page = _tasks(visit, search.model_copy(update={"limit": limit, "cursor": cursor}))
         return page["tasks"], page["next"]
 
-    found, is_partial = sorting.read_first(read)
+    found, is_partial = sorting.read_first(read, sorting.SORTED, sorting.LOOK_SECONDS)
     page, following = order.part(found, SORTS, search.limit)
     return {
         "tasks": page,

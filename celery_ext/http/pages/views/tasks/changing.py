@@ -28,7 +28,7 @@ from celery_ext.tasks.times import LATEST_MS, to_ms
 from ... import choosing
 from ...choosing import MOST, NO_ERRORS, Chosen
 from ...visit import Action, Form, Visit
-from ..results.failures import FIELDS, Asked, matching
+from ..results.failures import Asked, matching, origin_of
 from .backlog import filter_of, name_of, search_of
 
 #: For how many tasks a preview shows the result.
@@ -90,7 +90,9 @@ def _choose(visit: Visit, form: Form) -> Choice:
         return Choice({}, *choosing.choose(form, _search_ready(visit, form), _ready(visit)))
     find = _delayed(visit)
     if form.one("of") and form.one("all"):
-        rows, is_partial = matching(visit, validated(Asked, _origin(form)[1]))
+        rows, is_partial = matching(
+            visit, validated(Asked, origin_of(form, "/backlog", filter_of(form))[1])
+        )
         names = [(row.history.queue, row.history.id) for row in rows[:MOST]]
         return Choice(choosing.by_name(names, find), {}, not is_partial and len(rows) <= MOST)
 
@@ -130,13 +132,6 @@ def _search_ready(visit: Visit, form: Form) -> choosing.Search[ReadyTask]:
     return find
 
 
-def _origin(form: Form) -> tuple[str, dict[str, str]]:
-    """The page with the list that a form belongs to, and the search of that list."""
-    if form.one("of"):
-        return "/failures", form.given(["of", *FIELDS])
-    return "/backlog", filter_of(form)
-
-
 def preview(visit: Visit, form: Form, wrong: Mapping[str, str] = NO_ERRORS) -> Response:
     verb, target = form.verb(VERBS), None
     if verb == "move" and not wrong:
@@ -145,7 +140,7 @@ def preview(visit: Visit, form: Form, wrong: Mapping[str, str] = NO_ERRORS) -> R
         except Problem as problem:
             wrong = dict(problem.errors)
     choice = _choose(visit, form)
-    infos, (back, given) = choice.infos, _origin(form)
+    infos, (back, given) = choice.infos, origin_of(form, "/backlog", filter_of(form))
     kinds = Counter((each.queue, each.task) for each in infos)
     shown = {
         **choosing.preview(form, VERBS, map(name_of, infos), kinds, choice.is_all),
@@ -175,7 +170,7 @@ def apply(visit: Visit, form: Form) -> Response:
         return preview(visit, form, dict(problem.errors))
     if form.one("shown") not in ("", _move_of(form)):
         return preview(visit, form)
-    choice, (back, given) = _choose(visit, form), _origin(form)
+    choice, (back, given) = _choose(visit, form), origin_of(form, "/backlog", filter_of(form))
     count = len(choice.infos)
     visit.take(form)
     told = {**given, **form.given(["to_queue"])}

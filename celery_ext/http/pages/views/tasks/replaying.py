@@ -17,8 +17,8 @@ from celery_ext.tasks.times import to_ms
 from ... import choosing
 from ...choosing import NO_ERRORS, Chosen
 from ...visit import Action, Form, Visit
-from ..results import failures
 from ..results.dead import filter_of, letter_name, query_of
+from ..results.failures import origin_of
 
 #: How many letters a preview shows in detail.
 SAMPLE_SIZE = 20
@@ -41,11 +41,12 @@ def preview(visit: Visit, form: Form, wrong: Mapping[str, str] = NO_ERRORS) -> R
     form.verb(VERBS)
     chosen, is_all = _choose(visit, form)
     letters = [each for part in chosen.values() for each in part]
+    back, given = origin_of(form, "/dead", filter_of(form))
     kinds = Counter((each.queue, each.info.task) for each in letters)
     shown = {
         **choosing.preview(form, VERBS, map(letter_name, letters), kinds, is_all),
-        "back": _origin(form)[0],
-        "filter": _origin(form)[1],
+        "back": back,
+        "filter": given,
         "queues": visit.queues() if form.one("verb") == "replay" else [],
         "letters": letters[:SAMPLE_SIZE],
         "wrong": wrong,
@@ -64,7 +65,7 @@ def apply(visit: Visit, form: Form) -> Response:
     chosen, _ = _choose(visit, form)
     count = sum(map(len, chosen.values()))
     visit.take(form)
-    back, given = _origin(form)
+    back, given = origin_of(form, "/dead", filter_of(form))
     told = {**given, **form.given(["at", "to_queue"])}
     visit.note(f"dead-{verb}", choosing.audited(form, "dead letters", told, count))
     changed = sum(change(*part) for part in choosing.parts(chosen))
@@ -74,13 +75,6 @@ def apply(visit: Visit, form: Form) -> Response:
     return visit.redirect(
         back, **given, done=verb, count=changed, among=choosing.among(form, count)
     )
-
-
-def _origin(form: Form) -> tuple[str, dict[str, str]]:
-    """The page with the list that a form belongs to, and the search of that list."""
-    if form.one("of"):
-        return "/failures", form.given(["of", *failures.FIELDS])
-    return "/dead", filter_of(form)
 
 
 def _change(visit: Visit, form: Form, verb: str) -> Callable[[str, list[DeadTask]], int]:
