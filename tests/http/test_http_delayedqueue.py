@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from celery_ext import Delayed
+from celery_ext.http.dialects.claims import LIMIT
 from celery_ext.http.dialects.delayedqueue import PULL_TASK
 from celery_ext.http.dialects.queued_models import QueuedTask
-from celery_ext.http.dialects.scores import LIMIT
 from celery_ext.http.dialects.topics import Topic
 from kombu_delayed.store.keys import http_topics
 from tests.http.test_http_dialects import PATH, PAYLOAD, TASK, poll, send, status

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from celery_ext.http.auth.sessions import cookie_name
+from celery_ext.http.auth.tokens import cookie_name
 
 #: Elements that have no end tag.
 EMPTY = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "path", "rect"}

@@ -40,15 +40,12 @@ class Identity:
 
     def tenant_for(self, given: str | None) -> str | None:
         """The tenant of a new task. Raises a Problem for a tenant that it may not use."""
-        if not self.tenants:
-            return given
         if given is None and len(self.tenants) == 1:
             return next(iter(self.tenants))
-        if given not in self.tenants:
-            raise _forbidden("this token is restricted to other tenants", "tenant")
+        self.check_tenant(given)
         return given
 
-    def check_tenant(self, tenant: str) -> None:
+    def check_tenant(self, tenant: str | None) -> None:
         """Raises a Problem for a tenant that it may not see."""
         if self.tenants and tenant not in self.tenants:
             raise _forbidden("this token is restricted to other tenants", "tenant")

@@ -1,8 +1,10 @@
-"""Tokens of the API: created and revoked on the command line, stored as hashes in Redis."""
+"""Tokens of the API, and logins to the pages: a cookie stands for a token.
+
+Tokens are created and revoked on the command line. Redis has hashes of them and of the cookies.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import re
@@ -11,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
 from kombu.utils.functional import LRUCache
@@ -18,7 +21,7 @@ from kombu.utils.functional import LRUCache
 from celery_ext.control.delayed import Delayed
 from celery_ext.errors import QueryError
 from kombu_delayed.connection.commands import pairs
-from kombu_delayed.store.keys import http_tokens
+from kombu_delayed.store.keys import http_form, http_session, http_tokens
 
 from .identity import SCOPES, Identity
 
@@ -28,7 +31,14 @@ BELIEVED_SECONDS = 5.0
 #: How many tokens a process caches, including wrong ones.
 REMEMBERED = 10_000
 
-_FORM = re.compile(r"kd_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+#: The prefix of cookie names. Cookies ignore ports, and one of `/` is sent to all paths below it.
+COOKIE = "delayed_session_"
+
+#: How long a submitted form is remembered.
+FORM_SECONDS = 3_600
+
+_SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
+_FORM = re.compile(rf"kd_([0-9a-f]{{16}})_({_SECRET.pattern})")
 
 
 @dataclass(frozen=True)
@@ -153,7 +163,7 @@ def _valid(token: Token | None) -> Token | None:
 
 def hash_of(text: str) -> str:
     """The hash of a secret. Secrets are 256 random bits, so they need no slow hash."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text.encode()).hexdigest()
 
 
 def _read(raw: bytes) -> tuple[Token, str]:
@@ -162,3 +172,61 @@ def _read(raw: bytes) -> tuple[Token, str]:
     for name in ("scopes", "tenants", "queues"):
         found[name] = tuple(found[name])
     return Token(**found), kept
+
+
+def cookie_name(host: str, root: str) -> str:
+    """The name for the pages at a host (with its port) and the path where they are mounted."""
+    return COOKIE + sha256(f"{host.lower()}{root}".encode()).hexdigest()[:16]
+
+
+def new_secret() -> str:
+    """A secret that identifies a browser; it allows nothing before a login."""
+    return secrets.token_urlsafe(32)
+
+
+def is_secret(text: str) -> bool:
+    """Returns whether a text has the form of a secret."""
+    return _SECRET.fullmatch(text) is not None
+
+
+def csrf_of(secret: str) -> str:
+    """The CSRF token that forms must have: it cannot be made without the secret."""
+    return hmac.new(secret.encode(), b"forms of the pages", sha256).hexdigest()
+
+
+class Sessions(Secrets):
+    """The logins in an app's broker."""
+
+    def __init__(self, delayed: Delayed, seconds: int) -> None:
+        super().__init__()
+        self._delayed = delayed
+        self._tokens = Tokens(delayed)
+        self._seconds = seconds
+
+    def begin(self, token_text: str) -> tuple[str, Token] | None:
+        """Log in with a token: returns a new secret, or None if the token is not valid."""
+        token = self._tokens.look(token_text)
+        if token is None:
+            return None
+        secret = new_secret()
+        self._delayed.store.run("SET", self._key(secret), token.id, "EX", self._seconds)
+        return secret, token
+
+    def end(self, secret: str) -> None:
+        """Log out: invalidate a secret. Other processes accept it for a few more seconds."""
+        self._delayed.store.run("DEL", self._key(secret))
+        self._believe(secret, None)
+
+    def take_form(self, id: str) -> bool:
+        """Returns whether a form is submitted for the first time: twice would move tasks twice."""
+        key = http_form(hash_of(id), self._delayed.store.keys("").prefix)
+        return bool(self._delayed.store.run("SET", key, 1, "EX", FORM_SECONDS, "NX"))
+
+    def _looked_up(self, text: str) -> Token | None:
+        if not is_secret(text):
+            return None
+        id = self._delayed.store.run("GET", self._key(text))
+        return self._tokens.of_id(id.decode()) if id else None
+
+    def _key(self, secret: str) -> str:
+        return http_session(hash_of(secret), self._delayed.store.keys("").prefix)

@@ -1,4 +1,8 @@
-"""Claims tasks of one queue for a program, in the exact order of their scores."""
+"""Claims tasks of one queue for a program, in the exact order of their scores, then of due times.
+
+A task has its score in a ticket, so that the scripts sort due tasks at the gate of their queue. A
+task without a ticket (of version 0.1, or changed since) is read once and then gets one.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,54 @@ from typing import Any
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.errors import MessageError
 from kombu_delayed.message.envelope import Entry, open_envelope
-from kombu_delayed.message.ticket import put_ticket
+from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.store.calls import instrumentation
+from kombu_delayed.store.calls.scripts import Call
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.store import Store
 
 from ..api import cursors
 from ..callbacks.jobs import job_of
+from ..service.create_once import OnceStore
 from ..service.service import Service
-from .scores import GATE, score_in, ticket_of
 from .topics import owner_of
+
+#: Scores are from -LIMIT to LIMIT. Redis sorts by floats, which are exact up to here.
+LIMIT = 2**51
+
+#: The gate of these tickets. No consumer declares it, so that servers of version 0.1 may poll, too.
+GATE = Gate("http-score")
 
 #: How many tasks one call brings to the gate, and how many one call reads to give them tickets.
 BRING, READ = 2_000, 250
 
 #: How long a claim sorts. Tasks that are left are out of order until the next claim.
 SORT_SECONDS = 5.0
+
+
+def ticket_of(id: str, score: int) -> str:
+    """The ticket with which a task waits for its turn."""
+    return Ticket(rank=score).text(GATE.version, id)
+
+
+def score_in(job: dict[str, Any]) -> int:
+    """The score of a task; 0 for one that has none."""
+    score = job.get("score")
+    return max(-LIMIT, min(score, LIMIT)) if type(score) is int else 0
+
+
+class ScoredStore(OnceStore):
+    """Accepts a task once, and gives it its ticket."""
+
+    score = 0
+
+    def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
+        """As in any store, with tickets."""
+        return super().schedule_call(queue, [*map(self._with_ticket, entries)], expires_ms)
+
+    def _with_ticket(self, entry: Entry) -> Entry:
+        return entry._replace(message=put_ticket(entry.message, ticket_of(entry.id, self.score)))
 
 
 def new_name() -> str:

@@ -18,6 +18,7 @@ from ..callbacks.jobs import job_of
 from ..problems import Problem
 from ..service.create_once import HEADER, digest_of
 from . import long_poll
+from .claims import ScoredStore
 from .queued_models import (
     Acked,
     Acks,
@@ -29,7 +30,6 @@ from .queued_models import (
     QueuedTask,
     StatusQuery,
 )
-from .scores import ScoredStore
 from .topics import Index, Topic, owner_of, topic_in
 
 PATH = "/v1/delayedqueue"

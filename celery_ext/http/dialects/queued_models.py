@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, model_validator
 
 from ..api.fields import Id, Name, check_plain
+from .claims import LIMIT
 from .given import NO_TRUTH, Given, Length
-from .scores import LIMIT
 from .topics import topic_in
 
 Score = Annotated[int, Field(ge=-LIMIT, le=LIMIT), NO_TRUTH]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from kombu_delayed.store.store import chunks
 
 from ..api import cursors
-from ..auth.sessions import new_secret
+from ..auth.tokens import new_secret
 from .sorting import read_first
 from .visit import Form, Shown
 

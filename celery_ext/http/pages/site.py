@@ -21,7 +21,7 @@ from celery_ext.errors import BROKER_FAILS
 from ..api.endpoints.event_stream import BEAT_SECONDS, Streamed
 from ..auth.identity import ANYBODY, Identity
 from ..auth.rate_limit import RateLimit
-from ..auth.sessions import Sessions, csrf_of, is_secret, new_secret
+from ..auth.tokens import Sessions, csrf_of, is_secret, new_secret
 from ..problems import Problem, problem_of
 from ..service.service import Service
 from .render import Renderer

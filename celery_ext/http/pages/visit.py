@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from kombu_delayed.store.calls.shards import CELERY_OWN
 
 from ..api.operations import Call, Model, validated
-from ..auth.sessions import cookie_name
+from ..auth.tokens import cookie_name
 from ..problems import Problem
 
 #: The most fields that a form may have.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from celery_ext.http.auth.rate_limit import RateLimit
-from celery_ext.http.auth.sessions import Sessions
+from celery_ext.http.auth.tokens import Sessions
 
 from ..visit import Form, Visit, set_cookie
 
