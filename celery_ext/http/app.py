@@ -29,13 +29,13 @@ from .api.endpoints import (
     tasks,
 )
 from .api.endpoints.lists import search
-from .api.endpoints.rules import limits, pauses, tenants
+from .api.endpoints.rules import limits, pauses
 from .api.openapi import document
 from .api.operations import Operation, endpoint
 from .auth.rate_limit import WRONG_TOKENS_PER_SECOND, RateLimit
 from .callbacks.jobs import register
 from .dialects import delayedqueue, later
-from .middleware.middleware import Middleware
+from .middleware import Middleware
 from .options import HttpOptions
 from .pages.site import Site
 from .problems import Problem, answer, problem_of
@@ -49,7 +49,6 @@ OPERATIONS: list[Operation] = [
     *queues.operations,
     *pauses.operations,
     *limits.operations,
-    *tenants.operations,
     *dead_letters.operations,
     *event_stream.operations,
     *answers.operations,

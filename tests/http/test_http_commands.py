@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
-from celery_ext.http.middleware.access_log import access, audit
+from celery_ext.http.middleware import access, audit
 from celery_ext.http.serving import standalone as worker_process
 from kombu_delayed.embedded import server as embedded
 from tests.kit.pages import Page

@@ -74,7 +74,7 @@ def run(
     """Serve until a signal. Raises ClickException for errors that the user can fix."""
     try:
         from ..app import Api
-        from ..middleware.access_log import show_logs
+        from ..middleware import show_logs
         from .server import LOOPBACK_HOSTS, is_loopback, make_server
     except ModuleNotFoundError as error:
         raise click.ClickException(

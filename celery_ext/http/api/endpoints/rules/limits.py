@@ -1,7 +1,12 @@
-"""Limits: their capacity and use, and the tasks that wait for them."""
+"""Limits: their capacity and use, and the tasks and tenants that wait for them."""
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from celery_ext.app.queues import Queues
@@ -9,18 +14,21 @@ from celery_ext.control.policies.limit_usage import GateUsage
 from celery_ext.control.policies.limits import (
     KeyInfo,
     LimitInfo,
+    TenantInfo,
     gate_usage,
     keys_page,
     limit,
     limits,
     names_of,
     running,
+    tenants,
 )
 from celery_ext.errors import QueryError
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
 from celery_ext.tasks.times import from_ms, info_data
-from kombu_delayed.inspection.gate_usage import waiting_count
+from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.inspection.gate_usage import known_as, waiting_count
 from kombu_delayed.inspection.lookup import lookup_by_id
 
 from ... import cursors
@@ -32,8 +40,11 @@ from ...limit_models import (
     LimitsQuery,
     LimitState,
     NewNumbers,
+    OneTenant,
     QueueLimits,
     RunningTasks,
+    Tenants,
+    TenantsQuery,
     WasReset,
 )
 from ...operations import Call, Operations
@@ -49,14 +60,17 @@ SECONDS = 2.0
 RUNNING = 1_000
 SHOWN = "queue", "tenant", "worker", "keys", "weights"
 
+#: How many messages wait (negative, so that the busiest tenants are first), tenant, queue.
+Place = tuple[int, str, str]
+
 operations = Operations("limits", "/v1")
 
 
 def usage_of(call: Call, queue: str) -> GateUsage:
     """The usage of a queue's gate, for all or the caller's tenants; cached for all callers."""
-    delayed, tenants = call.service.delayed, call.identity.tenants
+    delayed, mine = call.service.delayed, call.identity.tenants
     return call.service.cache.get(
-        ("usage", queue, tenants), SECONDS, lambda: gate_usage(delayed, queue, tenants)
+        ("usage", queue, mine), SECONDS, lambda: gate_usage(delayed, queue, mine)
     )
 
 
@@ -208,3 +222,64 @@ def waiting_tasks(call: Call, usage: GateUsage, name: str) -> list[TaskInfo]:
                 found.append(info)
                 break
     return found
+
+
+@operations.add("GET", "/tenants", "read", Tenants, query=TenantsQuery)
+def list_tenants(call: Call) -> dict[str, Any]:
+    """Tenants that wait for their turn or for limits, the busiest first."""
+    found, following, is_complete = tenants_page(call, call.query)
+    return {
+        "tenants": [info_data(each) for each in found],
+        "is_complete": is_complete,
+        "next": following,
+    }
+
+
+def tenants_page(call: Call, query: TenantsQuery) -> tuple[list[TenantInfo], str | None, bool]:
+    """A page of tenants, the next cursor (None: no more), and whether all messages were read."""
+    place: Place = -NEVER_MS, "", ""
+    if query.cursor:
+        waiting, name, queue = cursors.read(query.cursor, int, str, str)
+        place = waiting, name, queue
+    names = call.service.queues(call.identity, query.queue)
+    usages = {name: usage_of(call, name) for name in names}
+    each = heapq.merge(*(_behind(usage, place) for usage in usages.values()))
+    meant = (at for at in each if query.tenant is None or fnmatchcase(at[1], query.tenant))
+    first = [*islice(meant, query.limit + 1)]
+    shown = first[: query.limit]
+    infos = {
+        (info.tenant, queue): info
+        for queue, usage in usages.items()
+        for info in tenants(
+            call.service.delayed, usage, [name for _, name, its in shown if its == queue]
+        )
+    }
+    return (
+        [infos[name, queue] for _, name, queue in shown],
+        cursors.write(*shown[-1]) if len(first) > len(shown) else None,
+        all(usage.is_complete for usage in usages.values()),
+    )
+
+
+def _behind(usage: GateUsage, place: Place) -> Iterator[Place]:
+    order = usage.busiest
+    start = bisect_left(order, place[:2])
+    each = ((waiting, name, usage.queue) for waiting, name in islice(order, start, None))
+    return (at for at in each if at > place)
+
+
+@operations.add("GET", "/tenants/{tenant}", "read", OneTenant)
+def get_tenant(call: Call) -> dict[str, Any]:
+    """The waiting tasks of a tenant in each queue, and the reasons."""
+    name = call.named("tenant")
+    call.identity.check_tenant(name)
+    delayed, found = call.service.delayed, []
+    for queue in call.service.queues(call.identity):
+        usage = gate_usage(delayed, queue, [name])
+        if known_as(name) in usage.tenants:
+            found += tenants(delayed, usage, [known_as(name)])
+    return {
+        "tenant": name,
+        "waiting": sum(each.waiting for each in found),
+        "queues": [info_data(each) for each in found],
+    }

@@ -8,8 +8,12 @@ from glob import escape
 from pydantic import BaseModel
 
 from celery_ext.control.policies.limits import LimitInfo, limit, limits
-from celery_ext.http.api.endpoints.rules.limits import keys_of, usage_of, waiting_tasks
-from celery_ext.http.api.endpoints.rules.tenants import tenants_page
+from celery_ext.http.api.endpoints.rules.limits import (
+    keys_of,
+    tenants_page,
+    usage_of,
+    waiting_tasks,
+)
 from celery_ext.http.api.fields import Cursor, Name
 from celery_ext.http.api.limit_models import TenantsQuery
 from celery_ext.http.api.operations import validated

@@ -1,1 +1,0 @@
-"""The layers around each request: identity, rate limits, headers, the access log."""
