@@ -66,7 +66,7 @@ class Part:
         claims.announce(queue)
 
     def hold(self, queue: str) -> None:
-        """Give back at once the messages of a paused queue that have not started."""
+        """Give back at once the messages of a queue that have not started."""
         self.claims.give_back_unbegun(queue)
         self._qos.outbox.flush(self.session.store, self.session.lease)
 

@@ -141,6 +141,29 @@ def test_slots_of_a_killed_worker(bench: Bench, tmp_path: Path) -> None:
         assert {entry["id"] for entry in after} == {"mails", *(f"calls-{n}" for n in range(4))}
 
 
+def test_a_lower_limit_is_for_what_workers_have_claimed(bench: Bench, tmp_path: Path) -> None:
+    """Also in a queue other than the one that it was set through."""
+    app, go = make_global_app(bench.settings), tmp_path / "go"
+    more = ("--prefetch-multiplier", str(SLOTS))
+    of_worker: dict[str, Any] = {"module": "tests.kit.global_app", "pool": "threads"}
+    with app, bench.worker(queues=["calls", "mails"], options=more, **of_worker):
+        bench.wait_for_answers()
+        app.send_task("ask", [], {"go": str(go)}, queue="calls", task_id="first")
+        bench.ledger.wait_for(1)
+        for n in range(SLOTS - 1):
+            app.send_task("ask", queue="mails", task_id=f"mails-{n}")
+        delayed = app.delayed  # type: ignore[attr-defined]
+        wait_until(lambda: delayed.limits("calls")[0].in_use == SLOTS, "it has claimed all of them")
+        delayed.set_limit("calls", "global/provider", concurrency=1)
+        wait_until(
+            lambda: delayed.limits("calls")[0].in_use == 1,
+            "it has returned those that have not started",
+            30,
+        )
+        go.touch()
+        bench.ledger.wait(all_ended(SLOTS), "all have run once")
+
+
 def reconnect(proxy: Proxy, store: Store) -> None:
     """Break the worker's connection, and wait until it consumes over another channel."""
     (old,) = [name for name, _, _ in store.leases.consumers(POOL)]

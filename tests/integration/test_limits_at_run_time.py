@@ -37,6 +37,32 @@ def test_a_worker_obeys(bench: Bench, tmp_path: Path) -> None:
     delayed.close()
 
 
+def test_a_lower_limit_is_for_what_a_worker_has_claimed(bench: Bench, tmp_path: Path) -> None:
+    app, go = make_limited_app(bench.settings), tmp_path / "go"
+    delayed = app.delayed  # type: ignore[attr-defined]
+    delayed.set_limit("celery", concurrency=5)
+    more = ("--prefetch-multiplier", "5")
+    with bench.worker(module="tests.kit.limits_app", pool="threads", options=more):
+        bench.wait_for_answers()
+        for n in range(6):
+            app.send_task("until", [str(go)], task_id=str(n))
+        wait_until(lambda: in_use(delayed) == 5, "the worker runs one, and has claimed four more")
+        bench.ledger.wait_for(1)
+        delayed.set_limit("celery", concurrency=2)
+        wait_until(lambda: in_use(delayed) == 2, "it has returned those that it may not start", 30)
+        assert delayed.reset_limit("celery")
+        wait_until(lambda: in_use(delayed) == 1, "it keeps the one that runs", 30)
+        go.touch()
+        bench.ledger.wait_for(6)
+        assert bench.ledger.runs() == {str(n): 1 for n in range(6)}
+    delayed.close()
+
+
+def in_use(delayed: Any) -> int:
+    (found,) = delayed.limits("celery")
+    return int(found.in_use)
+
+
 @pytest.fixture
 def app(open_app: OpenApp) -> Celery:
     return open_app(Limit(concurrency=5), Limit(rate="100/m", by="host"))
@@ -59,6 +85,12 @@ def test_what_cannot_be_set(given: dict[str, Any], said: str, app: Celery) -> No
     with pytest.raises(QueryError, match=said):
         app.delayed.set_limit("celery", **given)
     assert not any(each.overridden for each in app.delayed.limits("celery"))
+
+
+def test_a_queue_without_limits(open_app: OpenApp) -> None:
+    app = open_app()
+    with pytest.raises(QueryError, match="queue 'celery' has no Limit"):
+        app.delayed.set_limit("celery", concurrency=2)  # type: ignore[attr-defined]
 
 
 def test_the_limit_of_a_task_in_each_queue_that_it_is_sent_to(open_app: OpenApp) -> None:

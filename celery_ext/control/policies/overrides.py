@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from kombu_delayed.message.durations import parse_rate
+from kombu_delayed.message.ticket import plain
 from kombu_delayed.store.policies.overrides import Override
 
 from ...app.queues import Queues
@@ -15,6 +18,7 @@ from ...tasks.times import length_ms
 from .declared import TEXT_SIZE, Policies, caller
 from .limit_usage import Declarations, place_of
 from .limits import LimitInfo, gate_usage, limit
+from .pauses import give_back_unbegun
 
 if TYPE_CHECKING:
     from ...policies.limits.gated import Declared
@@ -52,7 +56,8 @@ def set_limit(
     text, at_ms = "" if parsed is None else str(parsed), int(time.time() * 1000)
     told = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
     override = Override(slots, every_ms, burst, text, 0, at_ms, *told)
-    queues.store.overrides.set(place_of(declared, queue), declared.name, override, span_ms)
+    with _fewer_at_once(queues, queue, declared):
+        queues.store.overrides.set(place_of(declared, queue), declared.name, override, span_ms)
     found = limit(queues, gate_usage(queues, queue), declared.name)
     if found is None:
         raise QueryError(f"queue {queue!r} has no limit {declared.name!r} any more")
@@ -62,7 +67,34 @@ def set_limit(
 def reset_limit(queues: Queues, queue: str, name: str | None) -> bool:
     """Restore the declared numbers; returns whether others were set."""
     declared = _declared(queues, queue, name)
-    return queues.store.overrides.reset(place_of(declared, queue), declared.name)
+    with _fewer_at_once(queues, queue, declared):
+        return queues.store.overrides.reset(place_of(declared, queue), declared.name)
+
+
+@contextmanager
+def _fewer_at_once(queues: Queues, queue: str, declared: Declared) -> Iterator[None]:
+    """If the limit is lower afterwards, workers return the tasks that they have not started."""
+    before = _slots(queues, queue, declared)
+    yield
+    if _slots(queues, queue, declared) < before:
+        for name in _queues_of(queues, queue, declared):
+            give_back_unbegun(queues, name)
+
+
+def _slots(queues: Queues, queue: str, declared: Declared) -> int:
+    found = queues.store.overrides.of(place_of(declared, queue)).get(plain(declared.name))
+    return (found and found.slots) or declared.slots or 0
+
+
+def _queues_of(queues: Queues, queue: str, declared: Declared) -> set[str]:
+    """The queues with tasks that use a limit of this queue."""
+    if not declared.is_global:
+        return {queue}
+    return {queue} | {
+        name
+        for name in queues.named
+        if Declarations.of(queues, name).named(declared.name) is not None
+    }
 
 
 def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
@@ -77,6 +109,8 @@ def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
             f"this app cannot apply the policies of queue {queue!r}: {why[queue]}. Use the app "
             "that declares them"
         )
+    if not own and found is None:
+        raise QueryError(f"queue {queue!r} has no Limit whose numbers could change")
     known = ", ".join(repr(each.name) for each in own) or "none"
     asked = "name one of its limits" if name is None else f"there is no limit {name!r}"
     if found is not None:

@@ -83,7 +83,7 @@ def pause(
         paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *told)
         _change(queues, queue, part, [{**part._asdict(), **paused._asdict()}])
         found = _shown(queue, paused, *part)
-    _tell_workers(queues, queue)
+    give_back_unbegun(queues, queue)
     if found is None:
         raise QueryError(f"queue {queue!r} is not paused: it was resumed in the meantime")
     return found
@@ -117,6 +117,14 @@ def pauses(queues: Queues, names: Sequence[str]) -> list[QueuePause]:
     ]
 
 
+def give_back_unbegun(queues: Queues, queue: str) -> None:
+    """Tell workers to return the messages of a queue that they have not started."""
+    try:
+        queues.app.control.broadcast(HOLD, {"queue": queue})
+    except BROKER_FAILS as error:  # they find out when they claim again
+        logger.warning("Workers may still start tasks of %r that they have: %s", queue, error)
+
+
 def _pause_of(queues: Queues, queue: str, shards: Sequence[str]) -> QueuePause | None:
     """The pause of a queue, given with its shards."""
     found = next(filter(None, map(queues.store.pauses.of, shards)), None)
@@ -135,14 +143,6 @@ def _shown(
     """A pause of a queue, or of a part of it, as users see it."""
     until = from_ms(found.until_ms) if found.until_ms else None
     return QueuePause(queue, from_ms(found.from_ms), until, found.by, found.why, task, tenant)
-
-
-def _tell_workers(queues: Queues, queue: str) -> None:
-    """Tell workers to return the messages of a queue that they have not started."""
-    try:
-        queues.app.control.broadcast(HOLD, {"queue": queue})
-    except BROKER_FAILS as error:  # they find out when they claim again
-        logger.warning("Workers were not told that queue %r is paused: %s", queue, error)
 
 
 def _lasting(queues: Queues, queue: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
