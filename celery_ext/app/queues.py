@@ -59,6 +59,12 @@ class Queues(Broker):
         options = self.app.conf.broker_transport_options or {}
         return {*self.app.amqp.queues, *(options.get("delayed_policies") or ())} - {ALL_QUEUES}
 
+    def also_unused(self) -> list[str]:
+        """All queues, and those for which this app only declares policies so far."""
+        names = sorted({*self.queues(), *self.named})
+        self.store.shards.look_at_all(names)
+        return names
+
     def check_queue(self, queue: str) -> None:
         """Raises QueryError for a queue that neither the app nor the broker knows.
 

@@ -320,9 +320,8 @@ class Delayed(Queues):
 
         At most 200,000 waiting messages are read, a few lanes per call.
         """
-        return [
-            info for name in self._names(queue) for info in limits(self, gate_usage(self, name))
-        ]
+        names = self.also_unused() if queue is None else self._names(queue)
+        return [info for name in names for info in limits(self, gate_usage(self, name))]
 
     def set_limit(
         self,

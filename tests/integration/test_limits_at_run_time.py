@@ -87,6 +87,17 @@ def test_what_cannot_be_set(given: dict[str, Any], said: str, app: Celery) -> No
     assert not any(each.overridden for each in app.delayed.limits("celery"))
 
 
+def test_a_queue_that_nothing_was_sent_to(open_app: OpenApp) -> None:
+    app = open_app()
+    options = app.conf.broker_transport_options
+    policies = {"delayed_policies": {"unused": [Limit(concurrency=2)]}}
+    app.conf.broker_transport_options = {**options, **policies}
+    delayed = app.delayed  # type: ignore[attr-defined]
+    delayed.policies.apply()
+    assert [(each.queue, each.capacity) for each in delayed.limits()] == [("unused", 2)]
+    assert [each.queue for each in delayed.policies()] == ["unused"]
+
+
 def test_a_queue_without_limits(open_app: OpenApp) -> None:
     app = open_app()
     with pytest.raises(QueryError, match="queue 'celery' has no Limit"):

@@ -64,7 +64,7 @@ class Policies:
         """The declared policies of a queue or of all, compared with what this app declares."""
         if queue is not None:
             self._queues.check_queue(queue)
-        return self.of([queue] if queue else self._queues.queues())
+        return self.of([queue] if queue else self._queues.also_unused())
 
     def apply(self, queue: str | None = None) -> list[QueuePolicies]:
         """Declare this app's policies, and no others, for a queue or for the app's queues.
