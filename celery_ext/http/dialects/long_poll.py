@@ -9,13 +9,13 @@ from time import monotonic
 from typing import NamedTuple
 
 from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.consumer.lease.consumer_id import HTTP_CONSUMER, silence_seconds
 from kombu_delayed.consumer.lease.contact import (
     CLOCK_TOLERANCE,
     CLOCK_TOLERANCE_SECONDS,
     LONGEST_SILENCE,
 )
 from kombu_delayed.inspection.gate_usage import server_ms
-from kombu_delayed.inspection.silence import HTTP_CONSUMER, silence_seconds
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import Store
 

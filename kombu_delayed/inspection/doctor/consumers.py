@@ -7,8 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 from ...connection.commands import scored
+from ...consumer.lease.consumer_id import silence_seconds
 from ..backlog import NEVER_MS, scan
-from ..silence import silence_seconds
 from .examination import Examination, text
 
 #: Celery's priorities are 0 to 9.
