@@ -11,10 +11,9 @@ from redis.retry import Retry
 
 from ..connection import urls
 from ..connection.connection import ServerConnection
-from ..connection.sentinel.connection import SentinelConnection
+from ..connection.sentinel.connection import MasterWake, SentinelConnection
 from ..connection.sentinel.pool import MasterConnection, MasterPool, MasterTLSConnection
 from ..connection.sentinel.sentinels import Sentinels
-from ..connection.sentinel.wakeup import MasterWake
 from ..connection.sentinel.watch import watch_of
 from ..connection.wakeup import WakeConnection
 from ..store.store import Store

@@ -1,4 +1,4 @@
-"""Sends commands to the current master, never to one that is being or has been replaced."""
+"""Connections to the current master, never to one that is being or has been replaced."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from kombu_delayed.errors import ServerNotReady
 from ..commands import Replicas, ignore, pack, read
 from ..connection import ServerConnection
 from ..format import Format
+from ..wakeup import WakeConnection
 from .watch import MasterChanges, MasterWatch
 
 
@@ -83,3 +84,17 @@ class SentinelConnection(ServerConnection):
         if connection.has_left and not is_idle:
             raise MasterChanges("the Sentinels name another master")
         connection.move()
+
+
+class MasterWake(WakeConnection):
+    """Waits for tokens of the current master, never of a former one."""
+
+    watch: MasterWatch
+
+    def check(self, now: float) -> bool:
+        """Like any. Raises MasterChanges if it has left the master or a failover is under way."""
+        if self.watch.is_held:
+            raise MasterChanges("the Sentinels are about to name another master")
+        if self.connection is not None and self.connection.has_left:
+            raise MasterChanges("the Sentinels name another master")
+        return super().check(now)
