@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from redis import UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
 from ..connection.native import get_logger
@@ -175,3 +176,24 @@ def _stop_locked(directory: Path) -> bool:
                 lambda: f"the server of {directory} does not end.{files.log_tail(directory)}",
             )
     return True
+
+
+class EmbeddedConnection(UnixDomainSocketConnection):
+    """A connection to the server of `directory`, which restarts it if it was killed.
+
+    The socket is `path`.
+    """
+
+    def __init__(self, directory: str | Path, **options: Any) -> None:
+        super().__init__(**options)
+        self._directory = directory
+
+    def _connect(self) -> Any:
+        try:
+            return super()._connect()
+        except (FileNotFoundError, ConnectionRefusedError):  # nothing listens
+            try:
+                revive(self._directory)
+            except EmbeddedServerError as error:
+                raise ConnectionRefusedError(str(error)) from error
+            return super()._connect()

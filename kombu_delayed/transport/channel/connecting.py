@@ -21,7 +21,6 @@ from ...connection.watched import closed_by_others, watched
 from ...consumer.policy import decisions
 from ...consumer.policy.decisions import Rules
 from ...embedded import server as embedded
-from ...embedded.connection import EmbeddedConnection
 from ...errors import CompressionError, OptionError, ServerNotReady, UrlError, translate
 from ...message import zstd
 from ...store.keys import format_version, literal
@@ -175,7 +174,7 @@ class ConnectingChannel(stock.Channel):
         connection_class: Any
         if where.scheme == "embedded":
             parameters |= {"directory": where.path, "path": str(embedded.ensure(where.path))}
-            connection_class = EmbeddedConnection
+            connection_class = embedded.EmbeddedConnection
         elif where.scheme == "socket":
             parameters["path"] = where.path
             connection_class = redis.UnixDomainSocketConnection
