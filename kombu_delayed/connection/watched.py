@@ -1,15 +1,20 @@
-"""Connections of redis-py that a poller watches, or that greenlets close for one another."""
+"""Connections of redis-py: watched by a poller, closed by other greenlets, or with TLS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from redis import SSLConnection
 from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .commands import NotYet, read_now
 
 _NOTHING: Any = object()
+
+#: The limit for a TLS handshake: a server without TLS silently waits for the end of a command.
+HANDSHAKE_SECONDS = 3.0
 
 
 class Watched:
@@ -78,3 +83,19 @@ class ClosedByOthers:
 def closed_by_others(connection_class: type) -> type:
     """Return the class with EOFError turned into an error of the connection."""
     return type("ClosedByOthers", (ClosedByOthers, connection_class), {})
+
+
+class TlsConnection(SSLConnection):
+    """A TLS connection whose handshake has a time limit, so that a server without TLS is noticed."""
+
+    def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+        sock.settimeout(min(self.socket_timeout or HANDSHAKE_SECONDS, HANDSHAKE_SECONDS))
+        try:
+            wrapped = super()._wrap_socket_with_ssl(sock)
+        except TimeoutError:
+            raise RedisTimeoutError(
+                f"no answer to a TLS handshake from {self.host}:{self.port} within "
+                f"{HANDSHAKE_SECONDS:g} s: does this port speak TLS, as the broker URL says?"
+            ) from None
+        wrapped.settimeout(self.socket_timeout)
+        return wrapped

@@ -17,7 +17,7 @@ from ...connection.commands import Replicas
 from ...connection.format import Format
 from ...connection.native import has_eventlet
 from ...connection.options import Options
-from ...connection.watched import closed_by_others, watched
+from ...connection.watched import TlsConnection, closed_by_others, watched
 from ...consumer.policy import decisions
 from ...consumer.policy.decisions import Rules
 from ...embedded import server as embedded
@@ -26,7 +26,6 @@ from ...message import zstd
 from ...store.keys import format_version, literal
 from ...store.store import Limits, Store
 from .. import server_checks
-from ..tls import TlsConnection
 
 
 class ConnectingChannel(stock.Channel):
