@@ -50,7 +50,7 @@ def let_late_results_expire(app: Celery) -> None:
         return
     from celery.backends.rpc import RPCBackend
 
-    from kombu_delayed.transport.replies import lifetimes
+    from kombu_delayed.transport.channel.publishing import lifetimes
 
     find = RPCBackend.destination_for
     if hasattr(find, "__wrapped__"):

@@ -16,7 +16,7 @@ from kombu.transport import redis as stock
 
 from kombu_delayed import DeadLetters
 from kombu_delayed.store.keys import format_version
-from kombu_delayed.transport.replies import lifetimes
+from kombu_delayed.transport.channel.publishing import lifetimes
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings

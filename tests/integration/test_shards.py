@@ -23,7 +23,7 @@ from kombu_delayed.inspection.dead_letters import DeadLetters
 from kombu_delayed.migrate import Move, ToStock
 from kombu_delayed.store.calls import shards as shards_module
 from kombu_delayed.store.calls.shards import shard_name
-from kombu_delayed.transport.replies import lifetimes
+from kombu_delayed.transport.channel.publishing import lifetimes
 from tests.kit.heard import heard
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -15,8 +16,36 @@ from ...errors import AlreadyDelayed, NodeDown, ServerNotReady
 from ...message.envelope import CONFLICTS, Unique, due, message_id, to_json, unique_key
 from ...store.store import Entry
 from .. import server_checks
-from ..replies import lifetimes
 from .connecting import ConnectingChannel
+
+#: How long a late reply to remote control stays.
+LATE_REPLY_MS = 60_000
+
+#: Of how many queues the lifetimes are remembered. Only recent ones matter.
+LIFETIMES = 10_000
+
+_REMOTE_CONTROL = re.compile(r"\.reply\.[^.]+\.pidbox$")
+
+
+class Lifetimes(dict[str, int]):
+    """Queue -> how many milliseconds a reply stays in it; 0: it gets no replies.
+
+    A reply that comes when nobody waits for it any more must expire.
+    """
+
+    def __missing__(self, queue: str) -> int:
+        return self.note(queue, LATE_REPLY_MS if _REMOTE_CONTROL.search(queue) else 0)
+
+    def note(self, queue: str, expires_ms: int) -> int:
+        """Set how long this process's messages stay in a queue. Safe from any thread."""
+        if len(self) >= LIFETIMES:
+            self.clear()
+        self[queue] = expires_ms
+        return expires_ms
+
+
+#: The lifetimes in this process.
+lifetimes = Lifetimes()
 
 
 class PublishingChannel(ConnectingChannel):
