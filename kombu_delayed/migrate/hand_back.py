@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kombu.utils.json import loads
+
 from ..errors import MessageError
 from ..inspection.ready.lists import ReadyLists
-from ..message.envelope import due, open_envelope, open_kept
+from ..message.envelope import UNREADABLE_BODY, check_task, due, open_envelope, open_kept
 from ..message.packing import unpack
 from ..store.calls.shards import is_shard, queue_of
+from ..store.dead_letters import DeadLetter
 from ..store.store import CALL_LIMIT
-from .dead import dead_steps
 from .migration import Entry, Migration, text_of
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ class ToStock(Migration):
                 yield self._reclaim(queue, consumer)
             yield from self._backlog_steps(queue)
             if self.dead:
-                yield from dead_steps(self, queue, force=self.force)
+                yield from self._dead_steps(queue)
             yield from self._expand_steps(queue)
             yield from self._gather_steps(queue)
 
@@ -113,6 +115,36 @@ class ToStock(Migration):
             ((_, moved),) = self._transaction([self._call(queue, "delayed", entries)])
         self.report.count(queue, "delayed", "ready", moved)
         return 0 if self.dry else moved
+
+    def _dead_steps(self, queue: str) -> Iterator[int]:
+        """Make dead letters ready, the oldest first: the stock transport has none."""
+        dead, stays = self.store.dead, 0
+        while ids := dead.ids(queue, stays, CALL_LIMIT):
+            going = []
+            for letter in dead.letters(queue, ids):
+                if reason := self._refusal_of_letter(letter):
+                    self.report.leave(self.store.keys(queue).dead, letter.id, reason)
+                else:
+                    going.append(letter.id)
+            moved = len(going) if self.dry else dead.replay(queue, going)
+            self.report.count(queue, "dead", "ready", moved)
+            stays += len(ids) - (0 if self.dry else moved)
+            yield len(ids)
+
+    def _refusal_of_letter(self, letter: DeadLetter) -> str:
+        """Return why a stock worker would stop on it or drop it; empty if it would not."""
+        try:
+            check_task(open_envelope(letter.message, 0).payload)
+            message = self.channel.Message(loads(letter.message), channel=self.channel)
+            _ = message.delivery_tag, message.delivery_info["exchange"]
+            _ = message.delivery_info["routing_key"]
+        except MessageError as error:
+            return f"a stock worker would stop on it: {error}"
+        except Exception as error:  # bad base64, a missing member, an unknown type
+            return f"a stock worker would stop on it: {error!r}"
+        if letter.reason.startswith(UNREADABLE_BODY) and not self.force:
+            return f"a stock worker would drop it: {letter.reason}"
+        return ""
 
     def _expand_steps(self, queue: str) -> Iterator[int]:
         """Replace ready messages by their uncompressed texts.
