@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..connection.cluster.connection import SlotMoves
+from ..connection.native import get_logger
 from ..errors import UNREACHABLE, LeaseLost
 from .claiming.claims import Claims
-from .claiming.comparing import compare
 from .claiming.sources import AUTO_DELETE, MOVING_SECONDS, POLL_JITTER, Source
 from .opening import Opener
+from .outbox import RELEASE, Done, Freed
 from .policy.admission import Claimed
 from .retrying import Retry
 from .session import Session
 
 if TYPE_CHECKING:
     from ..connection.wakeup import WakeConnection
+
+logger = get_logger(__name__)
 
 #: A program that takes longer over a message runs its tasks in the thread that waits for messages.
 BLOCKING_SECONDS = 0.1
@@ -156,9 +160,40 @@ class Part:
         if session.tag:  # else it has claimed nothing yet
             acked = {name for name, source in claims.sources.items() if not source.no_ack}
             tags = [*(each.tag for each in tuple(claims.buffer)), *session.progress.taken]
-            compare(session, claims.gates, acked - claims.unsure.keys(), tags)
+            self._correct(acked - claims.unsure.keys(), tags)
             self._qos.outbox.flush(session.store, session.lease)
         self._compared_over = over
+
+    def _correct(self, queues: Collection[str], claimed: Collection[int]) -> None:
+        """Correct the server for queues of which every answer has arrived.
+
+        A server that was restarted from an older snapshot says that messages are held that were
+        acknowledged since. One that has lost its data has lost the slots of running tasks.
+        `claimed` has the tags of messages that were not handed out, or that were taken back since.
+        Corrections for messages that are not held any more go into the outbox.
+        """
+        qos, leases, consumer = self._qos, self.session.store.leases, self.session.lease.consumer
+        last_tag, before = self.session.tag, qos.known_tags()
+        found = leases.tags(queues, consumer)
+        known = {*claimed, *before, *qos.known_tags()}  # any thread may have acked meanwhile
+        for queue, (tags, with_slots) in found.items():
+            if stale := sorted(tag for tag in tags - known if tag <= last_tag):
+                logger.warning(
+                    "The server has older data: %d messages of queue %r that this consumer has "
+                    "acknowledged run again",
+                    len(stale),
+                    queue,
+                )
+                qos.outbox.done.extend(Done(RELEASE, queue, tag, "") for tag in stale)
+            ended = (tag for tag in with_slots - known if tag <= last_tag)
+            qos.outbox.freed.extend(Freed(queue, tag) for tag in ended)
+            gate = self.claims.gates.gate(queue)
+            if gate is not None and (lost := qos.slots.kept(queue, gate, with_slots)):
+                leases.keep_slots(queue, consumer, lost)
+                # Slots of tasks that have ended meanwhile are freed once more.
+                qos.outbox.freed.extend(
+                    Freed(queue, tag) for tag, *_ in lost if tag not in qos.slots.of_messages
+                )
 
     def _broken(self, error: BaseException) -> float:
         if isinstance(error, SlotMoves):  # the node has answered
