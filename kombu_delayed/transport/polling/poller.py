@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport.redis import MultiChannelPoller
 from kombu.utils.eventio import poll
 
-from .alarm import Timer
 from .sockets import Sockets
 
 if TYPE_CHECKING:
@@ -28,6 +27,35 @@ LONGEST_POLL_SECONDS = 0.25
 
 #: `drain_events` without a timeout looks after its connections this often.
 LONGEST_WAIT_SECONDS = 5.0
+
+
+class Timer:
+    """A timer of an event loop, which fires at the earliest of the times that it is given."""
+
+    def __init__(self, loop: Any, on_time: Callable[[], None]) -> None:
+        self._loop = loop
+        self._on_time = on_time
+        self._timer: Any = None
+        self._at = math.inf
+
+    def set(self, at: float) -> bool:
+        """Set a time by the monotonic clock; returns whether it is earlier than the one before."""
+        if at >= self._at:
+            return False
+        self.cancel()
+        self._at = at
+        self._timer = self._loop.call_later(max(at - monotonic(), 0), self._fire)
+        return True
+
+    def _fire(self) -> None:
+        self._timer, self._at = None, math.inf
+        self._on_time()
+
+    def cancel(self) -> None:
+        """Forget the time."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._at = None, math.inf
 
 
 class Poller(MultiChannelPoller):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kombu.utils.eventio import ERR, READ, poll
-
-from .alarm import Alarm
 
 if TYPE_CHECKING:
     from ..channel.channel import Channel
@@ -62,6 +61,44 @@ class PollSet:
     def close(self) -> None:
         """Stop polling."""
         self._selector.close()
+
+
+class Alarm:
+    """Ends a poll early, from any thread."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._rung = False
+        #: The descriptor to poll.
+        self.fd = self._reader.fileno()
+
+    def ring(self) -> None:
+        """End the poll."""
+        if not self._rung:
+            self._rung = True
+            self._send()
+
+    def _send(self) -> None:
+        try:
+            self._writer.send(b"\0")
+        except OSError:  # the connection is closed already
+            self._rung = False
+
+    def answer(self) -> None:
+        """Be ready to ring again."""
+        try:
+            self._reader.recv(64)
+        except OSError:
+            return
+        finally:
+            self._rung = False
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        self._reader.close()
+        self._writer.close()
 
 
 class Sockets:
