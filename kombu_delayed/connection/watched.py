@@ -86,7 +86,7 @@ def closed_by_others(connection_class: type) -> type:
 
 
 class TlsConnection(SSLConnection):
-    """A TLS connection whose handshake has a time limit, so that a server without TLS is noticed."""
+    """A TLS connection whose handshake has a time limit of its own."""
 
     def _wrap_socket_with_ssl(self, sock: Any) -> Any:
         sock.settimeout(min(self.socket_timeout or HANDSHAKE_SECONDS, HANDSHAKE_SECONDS))

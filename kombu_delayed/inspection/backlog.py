@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from shlex import quote
 from typing import Any, NamedTuple
 
-from ..connection.commands import keys_like, numbers
+from ..connection.commands import keys_like, numbers, scored
 from ..errors import MessageError
 from ..message.compressing import expand
 from ..message.envelope import Kept, open_kept, step_char
@@ -115,6 +116,15 @@ class Page(NamedTuple):
     waiting: list[Waiting]
     following: Place | None
     looked_at: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition of the backlog: its lower bound in ms since the epoch and its messages."""
+
+    name: str
+    bound_ms: int
+    count: int
 
 
 class Backlog:
@@ -341,3 +351,23 @@ def queues_with(store: Store, kinds: str, pattern: str = "") -> set[str]:
         key.decode(errors="replace") for key in scan(store, prefix, "{*}:" + (pattern or kinds))
     )
     return {store.queue_with(match[1]) for match in map(known.fullmatch, keys) if match}
+
+
+def partitions(store: Store, queue: str, start: int = 0) -> Iterator[Partition]:
+    """Yield the partitions of a queue in the order of their bounds, from number `start` on."""
+    keys = store.keys(queue)
+    while True:
+        stop = start + CALL_LIMIT - 1
+        found = scored(store.run("ZRANGE", keys.partitions, start, stop, "WITHSCORES"))
+        for name, bound in found:
+            count = store.run("ZCARD", keys.delayed.encode() + name)
+            yield Partition(name.decode(errors="backslashreplace"), int(float(bound)), count)
+        start += CALL_LIMIT
+        if len(found) < CALL_LIMIT:
+            return
+
+
+def partition_count(store: Store, queue: str) -> int:
+    """Return how many partitions a queue's backlog has."""
+    count: int = store.run("ZCARD", store.keys(queue).partitions)
+    return count

@@ -6,8 +6,8 @@ from itertools import islice
 
 from celery_ext.tasks.formatting import moment, number, plain, queue_data, table
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.inspection.partitions import partition_count as count_of
-from kombu_delayed.inspection.partitions import partitions as partitions_of
+from kombu_delayed.inspection.backlog import partition_count as count_of
+from kombu_delayed.inspection.backlog import partitions as partitions_of
 from kombu_delayed.store.calls.shards import label
 
 from ..criteria import limit_option, queue_option

@@ -7,7 +7,7 @@ from itertools import islice
 from pydantic import BaseModel, Field
 
 from celery_ext.http.api.fields import Name
-from kombu_delayed.inspection.partitions import partition_count, partitions
+from kombu_delayed.inspection.backlog import partition_count, partitions
 
 from ..visit import Shown, View, Visit, asked
 
