@@ -49,7 +49,7 @@ class ToStock(Migration):
 
     def _consumers(self, queue: str) -> tuple[set[str], set[str]]:
         """Return the consumers with a valid lease, and those with an expired one."""
-        now_ms = self._now_ms()
+        now_ms = self.store.now_ms()
         found = self.client.zrange(self.store.keys(queue).consumers, 0, -1, withscores=True)
         live = {name.decode() for name, end_ms in found if end_ms > now_ms}
         return live, {name.decode() for name, _ in found} - live
@@ -95,7 +95,7 @@ class ToStock(Migration):
 
     def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
         """Make messages of the backlog ready. Returns how many have left their place."""
-        now_ms, messages = self._now_ms(), self.store.keys(queue).messages
+        now_ms, messages = self.store.now_ms(), self.store.keys(queue).messages
         members = [member for member, _ in page]
         records = self.store.ask("records", queue, hash=messages, fields=members)
         entries = []

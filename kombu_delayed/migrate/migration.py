@@ -125,12 +125,6 @@ class Migration:
     def _glob(self, pattern: str) -> str:
         return literal(self.channel.global_keyprefix) + pattern
 
-    def _now_ms(self) -> int:
-        seconds, microseconds = self.client.time()
-        given = self.store.now
-        server_ms = 0 if given and given[0] != "+" else seconds * 1000 + microseconds // 1000
-        return server_ms + int(given or 0)
-
     def _call(self, queue: str, source: str, entries: Sequence[Entry], **more: Any) -> Any:
         """Return the command that runs migrate.lua."""
         prefix = self.channel.global_keyprefix

@@ -81,7 +81,7 @@ class ToDelayed(Migration):
                 yield len(part)
 
     def _take_over(self, page: Sequence[tuple[bytes, bytes]]) -> None:
-        now_ms, until = self._now_ms(), ALWAYS
+        now_ms, until = self.store.now_ms(), ALWAYS
         if self.older_than_seconds > 0:
             until = now_ms / 1000 - self.older_than_seconds
         scores = self.client.zmscore(self._index, [tag for tag, _ in page])
@@ -171,7 +171,7 @@ class ToDelayed(Migration):
         return delayed
 
     def _not_yet_due(self, queue: str, key: str, step: bytes, page: Sequence[bytes]) -> list[Entry]:
-        now_ms = self._now_ms()
+        now_ms = self.store.now_ms()
         entries = []
         for text in page:
             try:

@@ -41,7 +41,7 @@ class Clock:
 
     def now(self) -> datetime:
         """The time that it shows, in UTC."""
-        return EPOCH + timedelta(milliseconds=self._server_ms() + self._offset_ms)
+        return EPOCH + timedelta(milliseconds=self.broker.store().now_ms() + self._offset_ms)
 
     def advance(self, by: timedelta | None = None, **parts: float) -> int:
         """Move the clock forward by a timedelta, or by its arguments: `advance(days=3)`.
@@ -53,8 +53,9 @@ class Clock:
         if by_ms < 0:
             raise ValueError(f"time moves forward, not by {total}; reset() goes back to real time")
         # A message sent in this millisecond is rounded up to the next one: wait for that.
-        began_ms = self._server_ms()
-        while self._server_ms() <= began_ms:
+        now_ms = self.broker.store().now_ms
+        began_ms = now_ms()
+        while now_ms() <= began_ms:
             pass
         return self._move(by_ms)
 
@@ -63,7 +64,7 @@ class Clock:
 
         Returns the number of messages that became due. Raises ValueError for a time in the past.
         """
-        by_ms = eta_to_ms(moment) - self._server_ms() - self._offset_ms
+        by_ms = eta_to_ms(moment) - self.broker.store().now_ms() - self._offset_ms
         if by_ms < 0:
             raise ValueError(
                 f"time moves forward, not to {moment}: it is {self.now()}. reset() goes back to "
@@ -78,10 +79,6 @@ class Clock:
     def wait_until_done(self, timeout_seconds: float = 10) -> None:
         """Wait until nothing is due, ready, unacked or running: `Broker.wait_until_done`."""
         self.broker.wait_until_done(timeout_seconds)
-
-    def _server_ms(self) -> int:
-        seconds, microseconds = self.broker.client.time()
-        return int(seconds) * 1000 + int(microseconds) // 1000
 
     def _move(self, by_ms: int) -> int:
         self._offset_ms += by_ms

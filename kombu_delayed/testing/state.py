@@ -146,7 +146,7 @@ def seed(
     store.publish(queue, [Entry("", m.get("step", 0), m["message"]) for m in ready])
     _bury(store, queue, dead)
     held = list(unacked)
-    lease_end_ms = _now_ms(store) + LEASE_MS
+    lease_end_ms = store.now_ms() + LEASE_MS
     leases = {each["consumer"]: lease_end_ms for each in held} | dict(consumers or {})
     _hold(store, queue, held, leases)
     if wake is None:
@@ -179,13 +179,6 @@ def _bury(store: Store, queue: str, dead: Iterable[Mapping[str, Any]]) -> None:
 
 def _record(each: Mapping[str, Any]) -> bytes:
     return raw(step_char(each.get("step", 0)) + each["message"])
-
-
-def _now_ms(store: Store) -> int:
-    if store.now and store.now[0] != "+":
-        return int(store.now)
-    seconds, microseconds = store.run("TIME")
-    return int(seconds) * 1000 + int(microseconds) // 1000 + int(store.now or 0)
 
 
 def _hold(store: Store, queue: str, held: list[Mapping[str, Any]], leases: dict[str, int]) -> None:

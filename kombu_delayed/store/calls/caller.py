@@ -241,6 +241,13 @@ class Caller:
         """The dictionaries that compress the messages of queues."""
         return Dictionaries(self)
 
+    def now_ms(self) -> int:
+        """The time in ms by the clock of a single server, as the scripts see it."""
+        if self.now[:1] not in ("", "+"):
+            return int(self.now)
+        seconds, microseconds = self.run("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000 + int(self.now or 0)
+
     def send(self, *command: Any) -> Any:
         """Run a command that sends messages: waits for replicas, and for a slot that moves."""
         answer = self.run.insist(*command, replicas=self.replicas)
