@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from kombu_delayed.connection import native
 from kombu_delayed.errors import UNREACHABLE
@@ -18,6 +18,7 @@ from .consumer_id import consumer_id
 from .contact import Contact
 from .keeper import keeper
 from .reclaim import Reclaimer
+from .standstill import Progress
 
 logger = native.get_logger(__name__)
 
@@ -39,13 +40,6 @@ IDLE_LEASES = 4
 DOUBT = 0.2
 
 
-class Progress(Protocol):
-    """The progress of the loop that hands out what a consumer has claimed."""
-
-    def check(self, store: Store, consumer: str) -> None:
-        """Give up messages that have not started if the loop is stuck."""
-
-
 class Lease:
     """One consumer's hold on its unacked messages, over all its queues.
 
@@ -53,6 +47,7 @@ class Lease:
     `store` nor a lock that gevent or eventlet has patched.
     """
 
+    #: The progress of the loop that hands out what the consumer has claimed.
     progress: Progress | None = None
 
     #: The clock of all leases, in seconds.
