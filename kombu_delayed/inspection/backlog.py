@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..connection.commands import keys_like, numbers, scored
 from ..errors import MessageError
@@ -188,11 +188,6 @@ class Backlog:
         following = Place(int(due_ms), last[1:]) if more else None
         return Page(waiting_in(self.store, self.queue, found), following, looked_at)
 
-    def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
-        """Drop the messages with these task ids and yield them. Each call takes some of the ids."""
-        for part in chunks(list(ids)):
-            yield from waiting_in(self.store, self.queue, self._cancel(part, "read"))
-
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
         """Drop messages. Returns how many there were, for each id.
 
@@ -202,11 +197,8 @@ class Backlog:
         how = "one" if members else "all"
         counts: list[int] = []
         for part in chunks(list(ids)):
-            counts += numbers(self._cancel(part, how))
+            counts += numbers(self.store.ask("cancel", self.queue, how=how, ids=part))
         return counts
-
-    def _cancel(self, ids: Sequence[str], how: str) -> Any:
-        return self.store.ask("cancel", self.queue, how=how, ids=ids)
 
     def reschedule(self, moves: Iterable[Move], *, members: bool = False) -> list[int]:
         """Give messages another due time. Returns how many there were, for each move.
