@@ -34,16 +34,23 @@ FULL_BYTES = 16_384
 SOCKET_PATH_MAX_BYTES = 100
 
 
-def resolved(directory: str | Path) -> Path:
-    """Return the absolute path.
+@contextlib.contextmanager
+def explained(directory: str | Path) -> Iterator[Path]:
+    """Yield the absolute path, and explain errors with it and with the server's log.
 
     Raises EmbeddedServerError if there is none, and on a system where no server can run.
     """
     posix.check()
     try:
-        return Path(directory).expanduser().resolve()
+        path = Path(directory).expanduser().resolve()
     except (RuntimeError, OSError, ValueError) as error:  # ~nobody, a circle of links, a null byte
         raise EmbeddedServerError(f"{directory} cannot be a directory: {error}") from error
+    try:
+        yield path
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EmbeddedServerError(
+            f"The server directory {path} is not usable: {error}{log_tail(path)}"
+        ) from error
 
 
 def make_private(path: Path) -> None:
@@ -84,12 +91,14 @@ def held(directory: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, deadline: float) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[float]:
+    """Hold the lock on a server's start and end; yields until when there is time for that."""
+    deadline = time.monotonic() + WAIT_SECONDS
     with open(directory / "lock", "a") as lock:
         while not posix.try_lock(lock.fileno()):
             pause(deadline, lambda: f"another process holds {directory / 'lock'}.")
         try:
-            yield
+            yield deadline
         finally:
             # A child forked meanwhile shares the descriptor: closing alone would not unlock.
             posix.unlock(lock.fileno())
@@ -99,16 +108,6 @@ def pause(deadline: float, reason: Callable[[], str]) -> None:
     if time.monotonic() >= deadline:
         raise EmbeddedServerError(f"Gave up after {WAIT_SECONDS:g} seconds: {reason()}")
     time.sleep(POLL_SECONDS)
-
-
-@contextlib.contextmanager
-def explained(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, subprocess.SubprocessError) as error:
-        raise EmbeddedServerError(
-            f"The server directory {directory} is not usable: {error}{log_tail(directory)}"
-        ) from error
 
 
 def pid_text(directory: Path) -> str:

@@ -48,8 +48,7 @@ def ensure(directory: str | Path) -> Path:
 
     Raises EmbeddedServerError when no server can be found, started or reached within 60 seconds.
     """
-    path = files.resolved(directory)
-    with files.explained(path):
+    with files.explained(directory) as path:
         files.make_private(path)
         socket = files.socket_path(path)
         state = process.state(path, socket)
@@ -61,8 +60,7 @@ def ensure(directory: str | Path) -> Path:
 
 
 def _ensure_locked(directory: Path, socket: Path) -> State:
-    deadline = time.monotonic() + files.WAIT_SECONDS
-    with files.locked(directory, deadline):
+    with files.locked(directory) as deadline:
         state = _settled(directory, socket, deadline)
         if state is State.ABSENT:
             process.launch(find_server(), directory, socket)
@@ -89,8 +87,7 @@ def revive(directory: str | Path) -> None:
     Returns when it accepts commands, or after a second if it is still loading its data. Raises
     EmbeddedServerError if nothing listens by then. The server may still start.
     """
-    path = files.resolved(directory)
-    with files.explained(path):
+    with files.explained(directory) as path:
         socket = files.socket_path(path)
         if time.monotonic() >= _revived_at.get(path, -math.inf) + REVIVAL_SECONDS:
             _revive(path, socket)
@@ -118,8 +115,7 @@ def _revive(directory: Path, socket: Path) -> None:
 
 def status(directory: str | Path) -> Status:
     """The state of the server of `directory`. Starts and changes nothing."""
-    path = files.resolved(directory)
-    with files.explained(path):
+    with files.explained(directory) as path:
         if not path.is_dir():
             return Status(running=False, socket=path / "broker.sock")
         return _status(path, files.socket_path(path))
@@ -158,14 +154,12 @@ def stop(directory: str | Path) -> bool:
 
     If it cannot write its data, it keeps running, and EmbeddedServerError is raised.
     """
-    path = files.resolved(directory)
-    with files.explained(path):
+    with files.explained(directory) as path:
         return (path / "lock").exists() and _stop_locked(path)
 
 
 def _stop_locked(directory: Path) -> bool:
-    deadline = time.monotonic() + files.WAIT_SECONDS
-    with files.locked(directory, deadline):
+    with files.locked(directory) as deadline:
         socket = files.socket_path(directory)
         if process.state(directory, socket) is State.ABSENT:
             return False
