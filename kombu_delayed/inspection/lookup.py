@@ -124,11 +124,11 @@ def held_ids(store: Store, queue: str) -> Iterator[str]:
 def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, int, bytes, str]]:
     """Yield the state, step, message and consumer of each."""
     keys = store.keys(queue)
-    for key, step in zip(keys.ready, keys.steps, strict=True):
+    for key, step in zip(keys.ready, keys.priority_steps, strict=True):
         for page in _pages(store, key):
             progress(len(page))
             for message in page:
-                yield "ready", ord(step) - 48, store.readable(queue, message), ""
+                yield "ready", step, store.readable(queue, message), ""
     for name in store.run("ZRANGE", keys.consumers, 0, -1):
         consumer = name.decode(errors="surrogateescape")
         for records in hash_pages(store.run, keys.unacked(consumer), PAGE_SIZE):

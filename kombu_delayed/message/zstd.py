@@ -27,6 +27,11 @@ LONGEST_BYTES = 64 * 2**20
 _LONG = 0x80
 
 
+#: Compresses or decompresses, and a function that makes such a function for one thread.
+Use = Callable[[bytes], bytes]
+Maker = Callable[[], Use]
+
+
 @cache
 def is_installed() -> bool:
     """Whether this process can compress and decompress."""
@@ -67,8 +72,8 @@ class Codec:
         self.dictionary = dictionary
         # Each is used by one thread at a time. Taking one from a list needs no lock, so that no
         # lock is held when a process forks.
-        self._compressors: list[Callable[[bytes], bytes]] = []
-        self._decompressors: list[Callable[[bytes], bytes]] = []
+        self._compressors: list[Use] = []
+        self._decompressors: list[Use] = []
         self._new_compressor, self._new_decompressor = _makers(dictionary)
 
     def compress(self, content: bytes) -> bytes:
@@ -95,9 +100,7 @@ class Codec:
         return content
 
 
-def _makers(
-    dictionary: bytes,
-) -> tuple[Callable[[], Callable[[bytes], bytes]], Callable[[], Callable[[bytes], bytes]]]:
+def _makers(dictionary: bytes) -> tuple[Maker, Maker]:
     library = _library()
     if sys.version_info >= (3, 14):
         return _standard_makers(library, dictionary)
@@ -105,11 +108,11 @@ def _makers(
     shared.precompute_compress(level=_LEVEL)
     options = {"write_checksum": False, "write_dict_id": False, "write_content_size": True}
 
-    def new_compressor() -> Callable[[bytes], bytes]:
+    def new_compressor() -> Use:
         return library.ZstdCompressor(level=_LEVEL, dict_data=shared, **options).compress
 
-    def new_decompressor() -> Callable[[bytes], bytes]:
-        decompress: Callable[[bytes], bytes] = library.ZstdDecompressor(dict_data=shared).decompress
+    def new_decompressor() -> Use:
+        decompress: Use = library.ZstdDecompressor(dict_data=shared).decompress
 
         def checked(frame: bytes) -> bytes:
             if frame[len(_MAGIC)] >= _LONG and not (
@@ -123,9 +126,7 @@ def _makers(
     return new_compressor, new_decompressor
 
 
-def _standard_makers(
-    library: Any, dictionary: bytes
-) -> tuple[Callable[[], Callable[[bytes], bytes]], Callable[[], Callable[[bytes], bytes]]]:
+def _standard_makers(library: Any, dictionary: bytes) -> tuple[Maker, Maker]:
     shared, parameter = library.ZstdDict(dictionary), library.CompressionParameter
     options = {
         parameter.compression_level: _LEVEL,
@@ -134,7 +135,7 @@ def _standard_makers(
         parameter.content_size_flag: 1,
     }
 
-    def new_compressor() -> Callable[[bytes], bytes]:
+    def new_compressor() -> Use:
         # Reusing a compressor takes a twentieth of the time of the module's `compress`.
         used = library.ZstdCompressor(options=options, zstd_dict=shared)
 

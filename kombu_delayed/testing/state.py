@@ -90,8 +90,8 @@ def _dump_living(store: Store, queue: str) -> dict[str, Any]:
     keys = store.keys(queue)
     waiting = [each for page in Backlog(store, queue).pages() for each in page]
     ready = [
-        {"step": ord(step) - 48, "message": text(store.readable(queue, raw(each)))}
-        for key, step in zip(keys.ready, keys.steps, strict=True)
+        {"step": step, "message": text(store.readable(queue, raw(each)))}
+        for key, step in zip(keys.ready, keys.priority_steps, strict=True)
         for each in read_key(store.client, key)
     ]
     unacked = keys.unacked("")

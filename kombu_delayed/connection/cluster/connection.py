@@ -7,16 +7,17 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from redis import ConnectionPool
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, ResponseError, TryAgainError
+from redis.exceptions import AskError, MovedError, TryAgainError
 
-from kombu_delayed.errors import UNREACHABLE, ServerFull, ServerNotReady
+from kombu_delayed.errors import UNREACHABLE, ServerNotReady
 
-from ..commands import Replicas, given_back, ignore, pack, pack_both, read, read_both
+from ..commands import Replicas, given_back, ignore, or_error, pack, pack_both, read, read_both
 from ..connection import ServerConnection
 from ..format import LOOK_SECONDS as FORMAT_SECONDS
 from ..format import Format
@@ -233,10 +234,8 @@ class ClusterConnection(ServerConnection):
 
     def _one(self, command: Sequence[Any]) -> Any:
         try:
-            return self(*command)
+            return or_error(partial(self, *command))
         except UNREACHABLE as error:
-            return error
-        except (ResponseError, ServerFull) as error:
             return error
 
     def insist(self, *command: Any, replicas: Replicas | None = None) -> Any:

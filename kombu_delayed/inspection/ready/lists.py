@@ -68,9 +68,7 @@ class ReadyLists:
         self.queue = queue
         self._on_change = on_change
         keys = store.keys(queue)
-        self._lists = {
-            ord(step) - 48: key for step, key in zip(keys.steps, keys.ready, strict=True)
-        }
+        self._lists = dict(zip(keys.priority_steps, keys.ready, strict=True))
         self._dropped = 0
 
     def pages(self, needles: Sequence[str] = ()) -> Iterator[list[Ready]]:

@@ -285,8 +285,6 @@ class Poller(MultiChannelPoller):
 
 
 def _needs_care(channel: Channel) -> bool:
-    return _can_claim(channel) or channel.subscription.needs_care
-
-
-def _can_claim(channel: Channel) -> bool:
-    return channel.consumer is not None and channel.consumer.idle and channel.qos.can_consume()
+    consumer = channel.consumer
+    can_claim = consumer is not None and consumer.idle and channel.qos.can_consume()
+    return can_claim or channel.subscription.needs_care
