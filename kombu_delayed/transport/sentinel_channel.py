@@ -11,8 +11,13 @@ from redis.retry import Retry
 
 from ..connection import urls
 from ..connection.connection import ServerConnection
-from ..connection.sentinel.connection import MasterWake, SentinelConnection
-from ..connection.sentinel.pool import MasterConnection, MasterPool, MasterTLSConnection
+from ..connection.sentinel.connection import (
+    MasterConnection,
+    MasterPool,
+    MasterTLSConnection,
+    MasterWake,
+    SentinelConnection,
+)
 from ..connection.sentinel.sentinels import Sentinels
 from ..connection.sentinel.watch import watch_of
 from ..connection.wakeup import WakeConnection
