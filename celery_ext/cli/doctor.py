@@ -16,7 +16,7 @@ from kombu_delayed.inspection.doctor import (
     examine_types,
     upgrade,
 )
-from kombu_delayed.inspection.doctor.faults import HARMLESS
+from kombu_delayed.inspection.doctor.examination import HARMLESS
 from kombu_delayed.store.calls.shards import label, queue_of
 
 from ..tasks.formatting import number, plain, queue_data, queues_word, table

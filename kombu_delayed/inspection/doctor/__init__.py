@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from ...store.store import Store
 from .consumers import PATIENCE_SECONDS, Consumers
-from .examination import Examination, Progress
-from .faults import Finding
+from .examination import Examination, Finding, Progress
 from .messages import Messages
 from .server import examine_format, examine_server, examine_types, upgrade
 

@@ -10,7 +10,7 @@ from ...connection.format import MAJOR
 from ...store.keys import types_of
 from ...store.store import Store
 from ...transport.server_checks import inspect, refuse, worries
-from .faults import Finding
+from .examination import Finding
 
 #: How far the server's clock may be from this machine's.
 CLOCK_SKEW_SECONDS = 2.0
