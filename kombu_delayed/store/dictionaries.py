@@ -205,8 +205,6 @@ class Dictionaries:
 
     def codec(self, queue: str, version: bytes) -> zstd.Codec | None:
         """The codec of a version; None if the queue has lost it. Raises CompressionError."""
-        if (known := compressing.known(version)) is not None:
-            return known
         self._learn(queue, version)
         return compressing.known(version)
 

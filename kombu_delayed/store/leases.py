@@ -176,7 +176,7 @@ class Leases:
         while left:
             returned, left, *buried = self._store.ask("reclaim", queue, consumer, **given)
             total += returned
-            self._store.tell_of_burials(queue, buried)
+            instrumentation.tell_of_burials(self._store, queue, buried)
         if total and (told := instrumentation.current) is not None:
             told.reclaimed(queue, total)
         return total

@@ -285,7 +285,7 @@ class Store(Caller):
         for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
             count, *buried = self.ask("release", queue, consumer, **how, tags=part)
             total += count
-            self.tell_of_burials(queue, buried)
+            instrumentation.tell_of_burials(self, queue, buried)
         return total
 
     def park(
@@ -340,7 +340,7 @@ class Store(Caller):
         """
         parts = [part for entry in entries for part in entry]
         buried = self.ask("bury", queue, consumer, failures=failures, entries=parts)
-        self.tell_of_burials(queue, buried)
+        instrumentation.tell_of_burials(self, queue, buried)
         return len(buried)
 
     def size(self, queue: str) -> Size:

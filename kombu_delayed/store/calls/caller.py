@@ -318,15 +318,9 @@ class Caller:
 
         A damaged message is returned unchanged. Raises CompressionError without the extra.
         """
-        if compressing.MARK not in text:
-            return text
-        try:
-            return compressing.expand(text)
-        except compressing.Unknown:
+        if compressing.MARK in text:
             with suppress(MessageError):
                 return self.dictionaries.readable(queue, text)
-        except MessageError:
-            pass
         return text
 
     def together(self, calls: Sequence[Call]) -> list[Any]:
@@ -370,12 +364,6 @@ class Caller:
         *counts, is_large = numbers(answer)
         (self.large.add if is_large else self.large.discard)(queue)
         return Scheduled(*counts)
-
-    def tell_of_burials(self, queue: str, ids: Sequence[bytes]) -> None:
-        """Notify the meter and the listeners of messages that a script has buried."""
-        instrumentation.tell_of_burials(
-            self, queue, [id.decode(errors="surrogateescape") for id in ids]
-        )
 
 
 def without_errors(answers: list[Any]) -> list[Any]:

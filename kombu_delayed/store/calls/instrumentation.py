@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from time import perf_counter
@@ -68,8 +68,8 @@ def timed(name: str, on_answer: Callable[[Any], None]) -> Callable[[Any], None]:
     return answered
 
 
-def tell_of_burials(store: Any, queue: str, ids: list[str]) -> None:
-    """Notify the meter, and soon all listeners.
+def tell_of_burials(store: Any, queue: str, ids: Sequence[bytes]) -> None:
+    """Notify the meter of messages that a script has buried, and soon all listeners.
 
     Listeners run in a thread of their own, because they may be slow and must not delay acks or the
     thread that renews the leases.
@@ -79,10 +79,11 @@ def tell_of_burials(store: Any, queue: str, ids: list[str]) -> None:
     if (told := current) is not None:
         told.buried(queue, len(ids))
     if burial_listeners:
+        names = [id.decode(errors="surrogateescape") for id in ids]
         try:
-            _executor(os.getpid()).submit(_call, store, queue, ids)
+            _executor(os.getpid()).submit(_call, store, queue, names)
         except RuntimeError:  # the interpreter is shutting down
-            _call(store, queue, ids)
+            _call(store, queue, names)
 
 
 @cache
