@@ -100,30 +100,22 @@ class Consumer:
 
     def _leave(self, queues: set[str]) -> Collection[str]:
         """Give back what is not acked and not running; returns the queues it could not reach."""
-        try:
-            self._leave_at_once(queues)
-        except _CANNOT_LEAVE:
-            return self._leave_late(queues)
-        return ()
-
-    def _leave_at_once(self, queues: set[str]) -> None:
-        for error in self.session.leave(queues).values():
-            raise error
-
-    def _leave_late(self, queues: set[str]) -> Collection[str]:
-        """Try a new connection: the old one may be long closed although the broker is up."""
-        try:
-            self._leave_at_once(queues)
-        except _CANNOT_LEAVE as error:
-            logger.warning(
-                "Consumer %s stops without the broker (%s): its unacknowledged messages return to "
-                "their queues when this process reaches it again, and within %g seconds at most",
-                self.lease.consumer,
-                error,
-                self.lease.seconds,
-            )
-            return () if isinstance(error, FormatError) else queues
-        return ()
+        failed: BaseException | None = None
+        for _ in range(2):  # the old connection may be long closed although the broker is up
+            try:
+                for error in self.session.leave(queues).values():
+                    raise error
+                return ()
+            except _CANNOT_LEAVE as error:
+                failed = error
+        logger.warning(
+            "Consumer %s stops without the broker (%s): its unacknowledged messages return to "
+            "their queues when this process reaches it again, and within %g seconds at most",
+            self.lease.consumer,
+            failed,
+            self.lease.seconds,
+        )
+        return () if isinstance(failed, FormatError) else queues
 
     @property
     def wakes(self) -> list[WakeConnection]:

@@ -230,10 +230,6 @@ class Source:
         self.consumers = answer.consumers
         self._plan_poll(unexpected, now, poll_seconds)
 
-    def looked(self, now: float, poll_seconds: float) -> None:
-        """Plan the next poll after one that has found nothing."""
-        self._plan_poll(False, now, poll_seconds)
-
     def _plan_poll(self, unexpected: bool, now: float, poll_seconds: float) -> None:
         longest = max(poll_seconds, SHARED_POLL_SECONDS * self.consumers)
         if self.expires_ms > 0:
@@ -350,7 +346,7 @@ class Agenda:
         found = poll(polled, now) if polled else set()
         for source in polled:
             if source.queue not in found:
-                source.looked(now, poll_seconds)
+                source._plan_poll(False, now, poll_seconds)
         for source in [*kept, *(each for each in polled if each.queue in found)]:
             source.found = source.found or not source.ready
             source.ready = True

@@ -17,7 +17,6 @@ class HandedOut:
 
     def __init__(self, channel: ConnectingChannel) -> None:
         self._channel = channel
-        self._pool: Any = None
         self._store: Store | None = None
         self._lock = threading.RLock()
 
@@ -97,11 +96,11 @@ class HandedOut:
         """A store of its own: only the keeper's native thread may use the lease's connection."""
         with self._lock:
             if self._store is None:
-                self._pool = self._channel._impatient_pool()
-                self._store = self._channel.store.over(self._channel._client_of(self._pool))
+                client = self._channel._client_of(self._channel._impatient_pool())
+                self._store = self._channel.store.over(client)
             return self._store
 
     def hang_up(self) -> None:
         """Close the connections of `store`."""
-        if self._pool is not None:
-            self._pool.disconnect()
+        if self._store is not None:
+            self._store.hang_up()

@@ -44,15 +44,14 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
         return ClusterConsumer(self._new_session(lease), self._new_node_wake)
 
     def _new_node_wake(self, node: Node) -> NodeWake:
-        parameters = {**self.nodes.parameters, "host": node.host, "port": node.port}
-        # RESP3 has another form for pushed messages.
-        pool = redis.ConnectionPool(
-            **{
-                **parameters,
-                "connection_class": self._watched(parameters["connection_class"]),
-                "protocol": 2,
-            }
-        )
+        parameters = {
+            **self.nodes.parameters,
+            "host": node.host,
+            "port": node.port,
+            "connection_class": self._watched(self.nodes.parameters["connection_class"]),
+            "protocol": 2,  # RESP3 has another form for pushed messages
+        }
+        pool = redis.ConnectionPool(**parameters)
         wake = NodeWake(
             pool.make_connection(),
             lambda connection: self.cluster.reach(node, connection.connect),
