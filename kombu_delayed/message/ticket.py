@@ -139,7 +139,7 @@ OPEN_GATE = Gate("")
 
 
 def version_of(declared: Iterable[str]) -> str:
-    """The version of the tickets that these declarations make."""
+    """The version of these declarations, and of the tickets that they make."""
     return hashlib.sha1("\n".join(declared).encode()).hexdigest()[:10]
 
 

@@ -22,8 +22,8 @@ from kombu_delayed.errors import (
     ServerFull,
 )
 from kombu_delayed.message.envelope import open_envelope
-from kombu_delayed.message.ticket import OPEN_GATE, Gate
-from kombu_delayed.store.policies.declared import PolicyRecord, version_of_text
+from kombu_delayed.message.ticket import OPEN_GATE, Gate, version_of
+from kombu_delayed.store.policies.declared import PolicyRecord
 from kombu_delayed.store.store import Store
 
 from .apply import ticketed
@@ -132,7 +132,7 @@ class Gatekeeper:
             if isinstance(answer, BaseException) or not answer:
                 self._again(queue, answer)
             else:
-                self._declared(queue, PolicyRecord(version_of_text(text), text, by))
+                self._declared(queue, PolicyRecord(version_of([text]), text, by))
 
     def _again(self, queue: str, answer: Any) -> None:
         """Declare again with the next claim: the server was not told, or others were faster."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from ...message.ticket import version_of
 from ..calls.caller import Caller, without_errors
 from ..calls.scripts import Call
 
@@ -67,7 +67,7 @@ class PolicyRecords:
         self, queue: str, text: str, by: str, known: PolicyRecord, prefix: str = ""
     ) -> Call:
         """The script of `declare` and its arguments, to be sent with other scripts."""
-        version = f"{prefix}{version_of_text(text)}"
+        version = f"{prefix}{version_of([text])}"
         given = {"known": known.version, "version": version, "text": text, "by": by}
         return self._store.call("declare", queue, **given)
 
@@ -80,11 +80,6 @@ class PolicyRecords:
         found = zip(queues, self.read_each(queues), strict=True)
         new = [queue for queue, known in found if known == nothing]
         self._store.together([self.declare_call(each, text, by, nothing, _OFFERED) for each in new])
-
-
-def version_of_text(text: str) -> str:
-    """The version of declared policies."""
-    return hashlib.sha1(text.encode()).hexdigest()[:10]
 
 
 def as_text(declared: Mapping[str, Any]) -> str:
