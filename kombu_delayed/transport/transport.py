@@ -17,7 +17,7 @@ from ..consumer.policy.decisions import rules_of
 from ..registration import watch_workers
 from .channel.channel import Channel
 from .cluster.channel import ClusterChannel
-from .cluster.masters import ClusterMasters
+from .cluster.connecting import ClusterMasters
 from .polling.poller import Poller
 from .sentinel_channel import SentinelChannel
 
