@@ -188,6 +188,12 @@ class Backlog:
         following = Place(int(due_ms), last[1:]) if more else None
         return Page(waiting_in(self.store, self.queue, found), following, looked_at)
 
+    def take(self, ids: Iterable[str]) -> Iterator[Waiting]:
+        """Drop the messages with these task ids and yield them. Each call takes some of the ids."""
+        for part in chunks(list(ids)):
+            answer = self.store.ask("cancel", self.queue, how="read", ids=part)
+            yield from waiting_in(self.store, self.queue, answer)
+
     def cancel(self, ids: Iterable[str], *, members: bool = False) -> list[int]:
         """Drop messages. Returns how many there were, for each id.
 
