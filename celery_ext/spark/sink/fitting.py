@@ -147,13 +147,18 @@ def fitted(batch: pyarrow.RecordBatch, options: WriteOptions) -> pyarrow.RecordB
 
 
 def _is_local(type_: pyarrow.DataType, options: WriteOptions) -> bool:
-    if types.is_string(type_):
+    if _is_text(type_):
         return options.time_zone.key != "UTC" or options.time_of_day != time(0)
     return types.is_date(type_) or (types.is_timestamp(type_) and type_.tz is None)
 
 
+def _is_text(type_: pyarrow.DataType) -> bool:
+    # Large if the session has spark.sql.execution.arrow.useLargeVarTypes.
+    return bool(types.is_string(type_) or types.is_large_string(type_))
+
+
 def _instants(column: pyarrow.Array, options: WriteOptions) -> pyarrow.Array:
-    if types.is_string(column.type):
+    if _is_text(column.type):
         return pyarrow.array([_read(text, options) for text in column.to_pylist()], "string")
     if types.is_date(column.type):
         since_us = compute.multiply(column.cast("date32").cast("int32").cast("int64"), _DAY_US)
