@@ -187,6 +187,22 @@ def test_csv_files_with_other_columns(spark: SparkSession, url: str, tmp_path: P
         schedule(read_rows(spark, str(tmp_path), "csv"), broker=url)
 
 
+@pytest.mark.parametrize("index", ["", "0,"], ids=["without_index", "with_index"])
+def test_csv_files_with_texts_of_several_lines(
+    index: str, spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """As pandas and DuckDB write them; a line with too few columns is an error."""
+    path, header = tmp_path / "rows.csv", f"{index and ','}id,task,countdown,note\n"
+    path.write_text(f'{header}{index}a,t,1e9,"one\n""two"",\nx,y,1e9,three"\n{index}b,t,1e9,c\n')
+    rows = read_rows(spark, str(path))
+    assert schedule(rows, broker=url, extra_columns="kwargs").accepted == 2
+    assert kwargs(client) == {"a": {"note": 'one\n"two",\nx,y,1e9,three'}, "b": {"note": "c"}}
+    path.write_text(f"{header}{index}d,t,1e9\n")
+    few = read_rows(spark, str(path)).select("id", "task", "countdown")
+    with pytest.raises(Exception, match="Malformed records are detected"):
+        schedule(few, broker=url)
+
+
 def test_the_index_of_pandas_in_csv_files(
     spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -60,6 +60,8 @@ def _rows(spark: SparkSession, path: str, format: str) -> DataFrame:
     if format == "csv":
         # A file with other columns than the first is an error. Spark would match by position.
         reader = reader.option("header", "true").option("enforceSchema", "false")
+        # Quoted text may have line breaks. All columns of a line are checked, even unused ones.
+        reader = reader.option("multiLine", "true").option("columnPruning", "false")
         return _without_index(reader.option("escape", '"'), path)
     # While Spark infers names and types, its error for damaged JSON would be a different one.
     found = spark.read.option("mode", "DROPMALFORMED").json(path).schema
