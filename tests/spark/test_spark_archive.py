@@ -93,6 +93,20 @@ def test_what_is_new_is_added(log: Log, tell: Any, tmp_path: Path, spark: SparkS
     assert (row.queue, times, row.worker) == ("r", (420, 0.007), "w")
 
 
+def test_a_queue_with_the_name_of_no_name(
+    log: Log, client: redis.Redis, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Spark has this name for directories of null, also in merged batches and in a copy."""
+    path, queue = str(tmp_path / "archive"), "__HIVE_DEFAULT_PARTITION__"
+    for n in range(3):
+        client.xadd(f"{{{queue}}}:events", told(f"m{n}", due_ms=1, consumer="w:1:a"))
+    log(max_rows_per_trigger=1)
+    compact_archive(spark, path)
+    compact(read_archive(spark, path), f"{tmp_path}/copy")
+    for place in (path, f"{tmp_path}/copy"):
+        assert read_archive(spark, place).where(f"queue = '{queue}'").count() == 3
+
+
 @pytest.mark.crash
 def test_a_job_that_was_killed(log: Log, tell: Any, tmp_path: Path) -> None:
     """Batch 1 was written and its end not recorded; another batch was written in part."""

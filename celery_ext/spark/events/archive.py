@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 
 from ..options import as_texts
-from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, batches_of, by_day, exists
+from .archive_files import (
+    BATCH,
+    PARTITIONS,
+    RANGES,
+    ArchiveError,
+    batches_of,
+    by_day,
+    events_in,
+    exists,
+)
 from .archive_lock import ArchiveLock
 from .batches import SCHEMA
 from .stream import NAME, EventOptions
@@ -129,5 +138,5 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
         return batches_of(spark, path)
     if exists(spark, f"{path}/date=*"):
         found = spark.read.schema(SCHEMA).option("basePath", path).parquet(f"{path}/date=*")
-        return found.select(*SCHEMA.names)
+        return events_in(found)
     raise ArchiveError(f"{path} has no archive of lifecycle events: write one with the job archive")

@@ -26,6 +26,9 @@ BATCH = "batch={:08d}"
 #: The columns that split files; the date is that of the event, in the session's time zone.
 PARTITIONS = ("date", "queue")
 
+#: Spark reads a directory of this name as null, but it is a queue of that name.
+_NO_NAME = "__HIVE_DEFAULT_PARTITION__"
+
 #: The directory with a line for each completely merged range of batches.
 RANGES = "_ranges"
 
@@ -66,7 +69,13 @@ def batches_of(spark: SparkSession, path: str) -> DataFrame:
     schema = StructType([*SCHEMA.fields]).add("batch", StringType())
     found = spark.read.schema(schema).option("basePath", path).parquet(f"{path}/batch=*")
     # A condition on directories, so Spark does not read the others.
-    return found.where(_counts(merged(spark, path))).select(*SCHEMA.names)
+    return events_in(found.where(_counts(merged(spark, path))))
+
+
+def events_in(found: DataFrame) -> DataFrame:
+    """The columns of events, from files that are split by queue."""
+    queue = F.coalesce("queue", F.lit(_NO_NAME))
+    return found.withColumn("queue", queue).select(*SCHEMA.names)
 
 
 def _counts(ranges: list[str]) -> Column:
