@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.table import Table
 
+from celery_ext.control.backup.transfer import UNDECODABLE
 from celery_ext.spark.sink.registry import JobReport
 from celery_ext.tasks.formatting import number, plain
 
@@ -103,6 +104,8 @@ def show(report: JobReport, done: str, as_json: bool, rejects: str | None = None
         f"{report.accepted:,} {done}, {report.already:,} already done"
         + (refused if report.refused else "")
     )
+    if report.undecodable:
+        click.echo(UNDECODABLE.format(number(report.undecodable)))
     if report.dropped:
         names = ", ".join(report.dropped)
         click.echo(f"{len(report.dropped)} columns left out (--extra-columns): {names}", err=True)

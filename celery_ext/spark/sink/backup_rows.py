@@ -10,6 +10,7 @@ import pyarrow
 from celery_ext.errors import BackupError
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import NEVER_MS
+from kombu_delayed.message.compressing import MARK
 from kombu_delayed.message.envelope import step_char
 
 from ..arrow import slices
@@ -85,6 +86,8 @@ class BackupRows:
         self._batches = batches
         self._queues = options.queues
         self._refuse = refuse
+        #: Messages that no program can read, because their queue has lost its dictionary.
+        self.undecodable = 0
 
     def __iter__(self) -> Iterator[tuple[str, bytes, bytes]]:
         for batch in slices(self._batches):
@@ -98,6 +101,7 @@ class BackupRows:
                     named = {"queue": queue, "id": (member or b"").decode(errors="replace")}
                     self._refuse({**named, "step": step, "due_ms": due_ms}, reason)
                     continue
+                self.undecodable += MARK in payload
                 due = b"" if is_there else b"%d" % due_ms
                 yield queue, member, step_char(step).encode() + due + payload
 

@@ -49,7 +49,8 @@ class JobReport:
 
     `accepted` counts the rows that this run scheduled, restored, cancelled or moved. `already`
     counts rows with nothing to do: they are done, exist already, or are no longer delayed.
-    `dropped` are the columns that were left out.
+    `dropped` are the columns that were left out. `undecodable` counts rows of a restore or a copy
+    whose messages no program can read: their queue has lost the dictionary.
     """
 
     job_id: str
@@ -58,6 +59,7 @@ class JobReport:
     refused: int = 0
     queues: dict[str, int] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
+    undecodable: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,9 @@ def may_be_done(error: BaseException) -> bool:
 def keep_report(store: Store, job: Job, report: JobReport) -> None:
     """Store a run's report where `read_report` finds it, in any process."""
     key = job_report(job.id, store.keys("").prefix)
-    told = {name: value for name, value in asdict(report).items() if value or name != "dropped"}
+    # Older versions refuse a report with an unknown field, so these are stored only if needed.
+    seldom = ("dropped", "undecodable")
+    told = {name: value for name, value in asdict(report).items() if value or name not in seldom}
     script("keep_report")(store.run, report=key, text=json.dumps(told), seconds=job.seconds)
 
 

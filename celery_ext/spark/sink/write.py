@@ -64,6 +64,7 @@ class Written(WriterCommitMessage):
     rows: int = 0
     answered: int = 0
     refused: int = 0
+    undecodable: int = 0
     changed: dict[str, int] = field(default_factory=dict)
     rejects: str = ""
     attempt: str = ""
@@ -139,7 +140,9 @@ class BacklogWriter(DataSourceArrowWriter):
             jitter_seconds=self.jitter_seconds,
         )
         if self.options.operation == RESTORE:
-            written = self._change(store, BackupRows(batches, self.options, rejects.add), pace)
+            saved = BackupRows(batches, self.options, rejects.add)
+            written = self._change(store, saved, pace)
+            written.undecodable = saved.undecodable
         else:
             queue = delayed.app.conf.task_default_queue
             rows = Rows(batches, self.options, queue, rejects.add)
@@ -260,8 +263,11 @@ class BacklogWriter(DataSourceArrowWriter):
             queues[queue_of(shard)] = queues.get(queue_of(shard), 0) + count
         accepted = sum(queues.values())
         already = max(0, sum(each.rows for each in written) - accepted)
-        refused = sum(each.refused for each in written)
-        return JobReport(self.job.id, accepted, already, refused, queues, self.dropped)
+        refused, undecodable = (
+            sum(getattr(each, name) for each in written) for name in ("refused", "undecodable")
+        )
+        counts = accepted, already, refused
+        return JobReport(self.job.id, *counts, queues, self.dropped, undecodable)
 
     def _check_kept(self, store: Store, written: list[Written]) -> None:
         """Raises RowsLost if the broker has counted fewer answers than the tasks have received.
