@@ -179,6 +179,19 @@ def test_files_with_other_columns(
         read_rows(spark, str(tmp_path), "parquet")
 
 
+def test_numbers_beside_a_file_without_any(
+    spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """Most files have a column without a type, which Spark reads as a number."""
+    rows = {"task": ["t"], "countdown": [1e9]}
+    columns = {**dict.fromkeys("abcdefgh", pa.nulls(1)), "i": pa.array([3], "int32")}
+    for id, priority in columns.items():
+        parquet.write_table(pa.table({"id": [id], **rows, "priority": priority}), tmp_path / id)
+    assert schedule(read_rows(spark, str(tmp_path), "parquet"), broker=url).accepted == 9
+    priorities = {id: told["properties"]["priority"] for id, told in messages(client).items()}
+    assert priorities == {**dict.fromkeys("abcdefgh", 0), "i": 3}
+
+
 def test_csv_files_with_other_columns(spark: SparkSession, url: str, tmp_path: Path) -> None:
     """Names of columns count, not their order."""
     (tmp_path / "a.csv").write_text("id,task,countdown\na,t,1000000\n")

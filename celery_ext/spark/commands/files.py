@@ -13,6 +13,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kombu_delayed.errors import OptionError
 
+from ..sink.fitting import NUMBERS
+
 FORMATS = ("parquet", "json", "csv")
 
 _GUESS_TYPES = "spark.sql.sources.partitionColumnTypeInference.enabled"
@@ -27,6 +29,9 @@ _TEXTS = frozenset(
         "expires",
     }
 )
+
+#: Of these, the columns that cannot have numbers.
+_NO_NUMBERS = _TEXTS - {"id", *NUMBERS}
 
 
 def read_rows(spark: SparkSession, path: str, format: str | None = None) -> DataFrame:
@@ -98,7 +103,7 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
     casts = {
         name: F.lit(None).cast("string")
         for (name, *rest), type_ in types.items()
-        if type_ in _NOTHING and not rest and name in _TEXTS
+        if type_ in _NOTHING and not rest and name in _NO_NUMBERS
     }
     if spark.conf.get(_NANOS_AS_LONG, "false") == "true":
         times = _nanoseconds(types)
