@@ -340,10 +340,8 @@ def test_an_error_that_loses_its_attributes_is_one_dead_letter(bench: Bench, err
 def test_a_task_whose_process_has_ended_follows_its_strategy(
     bench: Bench, task: str, error: str, when: str
 ) -> None:
-    # Billiard may take ten seconds to notice that a process is gone: a queue without a Timeout.
-    own = {"module": "tests.kit.policies_app", "queues": ["plain"]}
-    with bench.worker(pool="prefork", **own) as worker:
-        bench.send("a", 0, f"tests.kit.policies_app.{task}{when}", queue="plain")
+    with bench.worker(module="tests.kit.policies_app", pool="prefork") as worker:
+        bench.send("a", 0, f"tests.kit.policies_app.{task}{when}")
         wait_until(lambda: [*bench.app.delayed.dead.list()] != [], "it is a dead letter", 60)
         result = bench.result("a")
         wait_until(lambda: result.state == "FAILURE", "it has failed")
@@ -353,7 +351,7 @@ def test_a_task_whose_process_has_ended_follows_its_strategy(
     assert [each.attempt for each in letter.failures] == [1, 2, 3]
     assert [each.error[: len(error)] for each in letter.failures] == [error] * 3
     assert letter.letter.reason.startswith(f"failed 3 times, at last with {error}")
-    counts = bench.app.delayed.counts()["plain"]
+    counts = bench.app.delayed.counts()["celery"]
     assert (counts.delayed, counts.ready, counts.unacked, counts.dead) == (0, 0, 0, 1)
 
 
@@ -410,13 +408,13 @@ def overran(bench: Bench, id: str) -> bool:
 
 @pytest.mark.smoke
 def test_a_timeout_is_the_worker_s_time_limit(bench: Bench) -> None:
-    with bench.worker(module="tests.kit.policies_app", pool="prefork"):
+    with bench.worker(module="tests.kit.policies_app", pool="prefork", queues=["timed"]):
         bench.wait_for_answers()
         # A worker's report on its broker includes policies.
         (stats,) = (bench.app.control.inspect(timeout=5).stats() or {}).values()
         options = stats["broker"]["transport_options"]
-        assert options["delayed_policies"]["celery"] == [{"Timeout": {"after": "4s"}}]
-        bench.send("endless", 0, "tests.kit.policies_app.endless")
+        assert options["delayed_policies"]["timed"] == [{"Timeout": {"after": "4s"}}]
+        bench.send("endless", 0, "tests.kit.policies_app.endless", queue="timed")
         result = bench.result("endless")
         wait_until(lambda: result.state == "FAILURE", "it is stopped")
         assert "TimeLimitExceeded" in repr(result.result)

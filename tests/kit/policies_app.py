@@ -12,7 +12,7 @@ from celery_ext.policies import Backoff, Timeout
 from tests.kit.tasks_app import Settings, make_app, write_down
 
 app = make_app(Settings.from_environment())
-app.conf.broker_transport_options = {"delayed_policies": {"celery": [Timeout("4s")]}}
+app.conf.broker_transport_options = {"delayed_policies": {"timed": [Timeout("4s")]}}
 install(app)
 
 

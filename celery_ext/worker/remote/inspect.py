@@ -50,7 +50,7 @@ def query_task(state: Any, ids: Any, **kwargs: Any) -> dict[str, Any]:
 
 @control.control_command(name=HOLD, args=[("queue", str)], signature="<queue>")
 def hold(state: Any, queue: str, **kwargs: Any) -> dict[str, str]:
-    """Return the messages of a queue that have not started: it is paused, or a limit was lowered."""
+    """Return the messages of a queue that have not started, as it is paused or a limit is lower."""
     channel = getattr(state.consumer.task_consumer, "channel", None)
     consumer = getattr(channel, "consumer", None)
     if isinstance(consumer, Consumer):  # else this worker's broker keeps no backlog
