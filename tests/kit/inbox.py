@@ -66,7 +66,7 @@ class Inbox:
         """From now on, only wake tokens make it look for messages."""
         for source in self.consumer.channel.consumer.sources.values():
             source.poll_at = math.inf
-            source._plan_poll = lambda *_: None
+            source.plan_poll = lambda *_: None
 
     def drain(self, seconds: float = 0.2) -> list[Any]:
         """Drain for this many seconds, with or without messages; returns all bodies."""

@@ -228,9 +228,10 @@ class Source:
         if due_at != self._due_at:  # mostly it stays infinite
             self.due_at = due_at
         self.consumers = answer.consumers
-        self._plan_poll(unexpected, now, poll_seconds)
+        self.plan_poll(unexpected, now, poll_seconds)
 
-    def _plan_poll(self, unexpected: bool, now: float, poll_seconds: float) -> None:
+    def plan_poll(self, unexpected: bool, now: float, poll_seconds: float) -> None:
+        """Plan the next poll: soon after something unexpected, otherwise later each time."""
         longest = max(poll_seconds, SHARED_POLL_SECONDS * self.consumers)
         if self.expires_ms > 0:
             longest = min(longest, self.expires_ms / 3000)
@@ -346,7 +347,7 @@ class Agenda:
         found = poll(polled, now) if polled else set()
         for source in polled:
             if source.queue not in found:
-                source._plan_poll(False, now, poll_seconds)
+                source.plan_poll(False, now, poll_seconds)
         for source in [*kept, *(each for each in polled if each.queue in found)]:
             source.found = source.found or not source.ready
             source.ready = True
