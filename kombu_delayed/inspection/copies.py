@@ -32,6 +32,8 @@ class Copies:
 
     def cancel(self, ids: Sequence[str]) -> list[int]:
         """Drop messages. Returns how many there were, for each id."""
+        if len(self._backlogs) == 1:
+            return self._backlogs[0].cancel(ids)
         counts: list[int] = []
         for part in chunks(list(ids)):
             calls = [self._store.cancel_call(each.queue, part) for each in self._backlogs]
@@ -40,6 +42,8 @@ class Copies:
 
     def reschedule(self, moves: Sequence[Move]) -> list[int]:
         """Give messages another due time. Returns how many there were, for each move."""
+        if len(self._backlogs) == 1:
+            return self._backlogs[0].reschedule(moves)
         counts: list[int] = []
         for part in chunks(list(moves)):
             calls = [each.reschedule_call(part) for each in self._backlogs]
@@ -48,6 +52,10 @@ class Copies:
 
     def take(self, ids: Sequence[str]) -> Iterator[tuple[str, Waiting]]:
         """Drop messages and return them, each with its shard."""
+        if len(self._backlogs) == 1:
+            (backlog,) = self._backlogs
+            yield from ((backlog.queue, each) for each in backlog.take(ids))
+            return
         for part in chunks(list(ids)):
             calls = [self._store.cancel_call(each.queue, part, "read") for each in self._backlogs]
             answers, error = self._ask(calls)
