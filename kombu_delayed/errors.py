@@ -108,7 +108,9 @@ UNREACHABLE: tuple[type[BaseException], ...] = (
 
 _NO_SCRIPTS = re.compile(r"unknown command\W+(EVAL|EVALSHA)\b", re.IGNORECASE)
 _DENIED = re.compile(r"\bNOPERM\b|ACL failure in script|user executing the script can't")
-_NOT_READY = re.compile(r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN)\b")
+_NOT_READY = re.compile(
+    r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN|UNBLOCKED)\b"
+)
 
 
 def translate(error: exceptions.ResponseError) -> Exception:

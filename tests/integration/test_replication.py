@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -160,6 +161,36 @@ def test_a_batch(connect: Connect, replica: Server) -> None:
         producer.publish("x")
     assert str(caught.value.__cause__) == REFUSAL
     assert producer.channel.store.size("mail").ready == 6
+
+
+def test_who_waits_at_a_master_that_is_replaced_sends_again(
+    connect: Connect, client: redis.Redis, replica: Server
+) -> None:
+    """Its message may be lost with the old master, so the sender may not give up."""
+    options = {**WAITING, "delayed_replica_timeout_seconds": 30.0, "socket_timeout": 60.0}
+    producer = connect(**options).Producer(exchange=MAIL.exchange, routing_key="mail")
+    producer.publish("first", declare=[MAIL])
+    errors: list[Exception] = []
+
+    def lead_again(error: Exception, seconds: float) -> None:
+        errors.append(error)
+        client.execute_command("REPLICAOF", "NO", "ONE")
+
+    policy = {"errback": lead_again, "interval_start": 0, "max_retries": 5}
+    with ThreadPoolExecutor(1) as pool:
+        with replica.standing_still():
+            sending = pool.submit(producer.publish, "x", retry=True, retry_policy=policy)
+            wait_until(lambda: blocked(client) == 1, "the sender waits for the replica")
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")
+            wait_until(lambda: errors or sending.done(), "the sender is told")
+        sending.result()
+    assert [str(error) for error in errors if "UNBLOCKED" in str(error)]
+    assert producer.channel.store.size("mail").ready == 3
+
+
+def blocked(client: redis.Redis) -> int:
+    found: Any = client.info("clients")
+    return int(found["blocked_clients"])
 
 
 # Writes that have not reached the replica that becomes the master.
