@@ -108,9 +108,7 @@ UNREACHABLE: tuple[type[BaseException], ...] = (
 
 _NO_SCRIPTS = re.compile(r"unknown command\W+(EVAL|EVALSHA)\b", re.IGNORECASE)
 _DENIED = re.compile(r"\bNOPERM\b|ACL failure in script|user executing the script can't")
-_NOT_READY = re.compile(
-    r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN|UNBLOCKED)\b"
-)
+_NOT_READY = re.compile(r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN)\b")
 
 
 def translate(error: exceptions.ResponseError) -> Exception:
@@ -139,6 +137,8 @@ def translate(error: exceptions.ResponseError) -> Exception:
         )
     if "DB index is out of range" in str(error):
         return UrlError("the server has no database of the number that the broker URL names")
+    if str(error).startswith("UNBLOCKED"):  # what came before on this connection was carried out
+        return exceptions.ConnectionError(f"the server has ended a wait: {error}")
     known = (exceptions.ReadOnlyError, exceptions.MasterDownError, exceptions.ClusterDownError)
     if isinstance(error, known) or _NOT_READY.search(str(error)):
         return ServerNotReady(f"the server cannot take commands now: {error}")

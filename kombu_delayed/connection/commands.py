@@ -102,6 +102,14 @@ class Replicas:
         """The command that waits for the replicas, after a write on the same connection."""
         return ("WAIT", self.count, self.timeout_ms)
 
+    def check_before(self, reached: int) -> None:
+        """Raise ServerNotReady if there are too few replicas for a message to be sent."""
+        if reached < self.count:
+            raise ServerNotReady(
+                f"the master has {reached} of {self.count} replicas after "
+                f"{self.timeout_ms / 1000:g} s (delayed_replicas_to_wait); nothing was stored"
+            )
+
     def check(self, reached: int) -> None:
         """Raise NotReplicated if too few replicas were reached."""
         if reached < self.count:
@@ -110,6 +118,33 @@ class Replicas:
                 f"have it after {self.timeout_ms / 1000:g} s (delayed_replicas_to_wait); a delayed "
                 "one with a task id may be sent again"
             )
+
+
+class AwaitsReplicas:
+    """A mixin for connections to a server that a failover may have made the master just now.
+
+    Before the first message that replicas must have, it waits for them: a new master has none at
+    first. Storing nothing is better than storing a message that may be sent again.
+    """
+
+    _connection: Any
+    _read_posted: Any
+    generation: int
+    #: The generation whose master has been found to have enough replicas.
+    _replicated_over = -1
+
+    def _start(self) -> None:
+        super()._start()  # type: ignore[misc]
+        self._replicated_over = -1
+
+    def _open(self, replicas: Replicas | None = None) -> None:
+        super()._open(replicas)  # type: ignore[misc]
+        if replicas is None or self._replicated_over == self.generation:
+            return
+        self._read_posted()
+        self._connection.send_packed_command([pack(replicas.command)])
+        replicas.check_before(read(self._connection))
+        self._replicated_over = self.generation
 
 
 def pack_both(command: tuple[Any, ...], replicas: Replicas | None) -> bytes:

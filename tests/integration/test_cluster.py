@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 
 import pytest
-from kombu import Exchange, Producer, Queue
+from kombu import Connection, Exchange, Producer, Queue
 from kombu.transport import redis as stock
 
 from celery_ext.policies import Fair, Limit
-from kombu_delayed.errors import NotReplicated, OptionError, ServerError
+from kombu_delayed.errors import NotReplicated, OptionError, ServerError, ServerNotReady
 from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Connect, Inbox
@@ -68,9 +69,35 @@ def test_a_batch_over_all_nodes(connect: Connect, queues: list[Queue]) -> None:
 def test_replicas_have_what_was_sent(connect: Connect, queues: list[Queue]) -> None:
     for queue in queues:
         publish(connect(delayed_replicas_to_wait=1), "x", queue, 60_000)
+
+
+def test_nothing_is_stored_on_a_node_with_too_few_replicas(
+    connect: Connect, queues: list[Queue]
+) -> None:
+    """As with Sentinel. The master of a failover has none at first."""
     too_many = {"delayed_replicas_to_wait": 2, "delayed_replica_timeout_seconds": 0.05}
-    with pytest.raises(NotReplicated):
+    with pytest.raises(ServerNotReady, match=r"1 of 2 replicas .* nothing was stored"):
         publish(connect(**too_many), "x", queues[0])
+    assert sum(connect().default_channel.store.size(queues[0].name)) == 0
+
+
+def test_a_replica_that_fails_later(
+    connect: Connect, cluster: Cluster, queues: list[Queue]
+) -> None:
+    waiting = connect(delayed_replicas_to_wait=1, delayed_replica_timeout_seconds=0.05)
+    wait_until(lambda: _is_sent(waiting, queues[0]), "the replica is in touch")
+    (replica,) = cluster.replicas_of(cluster.master_of(queues[0].name))
+    before = waiting.default_channel.store.size(queues[0].name).ready
+    with replica.standing_still(), pytest.raises(NotReplicated):
+        publish(waiting, "x", queues[0])
+    assert waiting.default_channel.store.size(queues[0].name).ready == before + 1
+
+
+def _is_sent(connection: Connection, queue: Queue) -> bool:
+    with suppress(ServerNotReady, NotReplicated):
+        publish(connection, "first", queue)
+        return True
+    return False
 
 
 def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]) -> None:

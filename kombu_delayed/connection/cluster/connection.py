@@ -17,7 +17,17 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 
 from kombu_delayed.errors import UNREACHABLE, ServerNotReady
 
-from ..commands import Replicas, given_back, ignore, or_error, pack, pack_both, read, read_both
+from ..commands import (
+    AwaitsReplicas,
+    Replicas,
+    given_back,
+    ignore,
+    or_error,
+    pack,
+    pack_both,
+    read,
+    read_both,
+)
 from ..connection import ServerConnection
 from ..format import LOOK_SECONDS as FORMAT_SECONDS
 from ..format import Format
@@ -46,7 +56,7 @@ def slot_of(command: Sequence[Any]) -> int:
     return key_slot(key if isinstance(key, bytes) else str(key).encode(errors="surrogateescape"))
 
 
-class NodeConnection(ServerConnection):
+class NodeConnection(AwaitsReplicas, ServerConnection):
     """One connection to one node."""
 
     def __init__(

@@ -8,9 +8,7 @@ from typing import Any
 from kombu.transport import redis as stock
 from redis import ConnectionPool, sentinel
 
-from kombu_delayed.errors import ServerNotReady
-
-from ..commands import Replicas, ignore, pack, read
+from ..commands import AwaitsReplicas, Replicas, ignore
 from ..connection import ServerConnection
 from ..format import Format
 from ..wakeup import WakeConnection
@@ -73,7 +71,7 @@ class MasterPool(sentinel.SentinelConnectionPool):
         return connection
 
 
-class SentinelConnection(ServerConnection):
+class SentinelConnection(AwaitsReplicas, ServerConnection):
     """A `ServerConnection` that waits with its commands while a failover is under way."""
 
     def __init__(
@@ -81,11 +79,6 @@ class SentinelConnection(ServerConnection):
     ) -> None:
         self._watch = watch
         super().__init__(pool, format)
-
-    def _start(self) -> None:
-        super()._start()
-        #: The generation whose master has been found to have enough replicas.
-        self._replicated_over = -1
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
         """Like `ServerConnection`, but to the next master if the current one is being replaced."""
@@ -112,23 +105,6 @@ class SentinelConnection(ServerConnection):
         if self._connection is not None and self._connection.has_left:
             self._fail_posted()
         super()._open(replicas)
-        if replicas is not None and self._replicated_over != self.generation:
-            self._await_replicas(replicas)
-
-    def _await_replicas(self, replicas: Replicas) -> None:
-        """Wait for replicas: a new master has none at first.
-
-        Storing nothing is better than storing a message that may be sent again.
-        """
-        self._read_posted()
-        super()._send(pack(replicas.command))
-        found = read(self._connection)
-        if found < replicas.count:
-            raise ServerNotReady(
-                f"the master has {found} of {replicas.count} replicas after "
-                f"{replicas.timeout_ms / 1000:g} s (delayed_replicas_to_wait); nothing was stored"
-            )
-        self._replicated_over = self.generation
 
     def connect(self) -> Any:
         """Take another connection, to the next master if the current one is being replaced."""
