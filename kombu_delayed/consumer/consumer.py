@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from ..connection.native import get_logger
-from ..errors import UNREACHABLE, FormatError
+from ..errors import UNREACHABLE, AccessDenied, FormatError
 from .claiming.sources import Source
 from .lease.standstill import Progress, Unbegun
 from .outliving_tasks import Remaining, remain
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 #: After these errors others take over what this consumer holds, once its lease has expired.
-_CANNOT_LEAVE: tuple[type[BaseException], ...] = (*UNREACHABLE, FormatError)
+_CANNOT_LEAVE: tuple[type[BaseException], ...] = (*UNREACHABLE, FormatError, AccessDenied)
 
 
 class Consumer:

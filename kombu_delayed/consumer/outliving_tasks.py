@@ -9,7 +9,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ..errors import UNREACHABLE
+from ..errors import UNREACHABLE, AccessDenied
 from ..store.global_limits import is_pool
 from .lease.keeper import keeper
 from .lease.lease import Lease
@@ -103,7 +103,7 @@ class Remaining:
         if self._pid == os.getpid():
             self._keeper.forget(self)
             store = self._store.over(self._store.client)  # the other connection is the keeper's
-            with suppress(*UNREACHABLE):  # it ends with the lease
+            with suppress(*UNREACHABLE, AccessDenied):  # it ends with the lease
                 for queue in filter(self._running, tuple(self._queues)):
                     store.leases.leave(queue, self.consumer)
 

@@ -13,7 +13,10 @@ from kombu.exceptions import OperationalError
 from kombu_delayed.errors import AccessDenied, WrongType
 from kombu_delayed.inspection.doctor import examine_types
 from kombu_delayed.store.store import Store
+from tests.kit.inbox import Inbox
+from tests.kit.mail import MAIL, publish, unacked
 from tests.kit.servers import Server
+from tests.kit.wait import wait_until
 
 FANOUT = Exchange("news", type="fanout")
 
@@ -101,3 +104,19 @@ def test_any_refusal_is_an_error_that_senders_of_kombu_know(
                 retry=True,
                 retry_policy={"max_retries": None, "errback": tries_again},
             )
+
+
+def test_a_consumer_gives_its_messages_back_when_its_user_has_the_right_again(
+    server: Server, client: redis.Redis, user: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its channel closes in good order, so that a worker ends without a traceback."""
+    connection = Connection(f"delayed+redis://{user}:any@127.0.0.1:{server.port}/0")
+    publish(connection, "x")
+    Inbox(connection, MAIL, ack=False).receive(1)
+    client.execute_command("ACL", "SETUSER", user, "-evalsha")
+    connection.close()
+    assert "return to their queues when this process reaches it again" in caplog.text
+    assert (unacked(client), client.llen("mail")) == (1, 0)
+    client.execute_command("ACL", "SETUSER", user, "+evalsha")
+    wait_until(lambda: client.llen("mail") == 1, "the message is back")
+    assert unacked(client) == 0
