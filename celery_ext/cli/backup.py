@@ -32,8 +32,12 @@ def backup(session: Session, file: str, queue: str | None) -> None:
         f"{tasks_word(report.messages)} and {letters_word(report.dead)} are in {file}, "
         f"{number(report.size_bytes)} bytes."
     )
-    if report.undecodable:
-        session.print(backups.UNDECODABLE.format(number(report.undecodable)))
+    _doubt(session, report.undecodable)
+
+
+def _doubt(session: Session, undecodable: int) -> None:
+    if undecodable:
+        session.print(backups.UNDECODABLE.format(number(undecodable)))
 
 
 @command("restore", doubts_queue=False)
@@ -64,6 +68,7 @@ def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: 
             f"{tasks_word(report.messages)} and {letters_word(report.dead)} are restored; "
             f"{number(report.already)} were there already."
         )
+        _doubt(session, report.undecodable)
 
 
 def _inspected(session: Session, file: str) -> dict[str, Any]:

@@ -269,6 +269,21 @@ def test_restore_shows_what_the_file_has_and_asks(file: str, empty: Cli) -> None
     assert result.stderr == "The file has no messages of queue none.\n"
 
 
+def test_a_restore_says_what_nobody_can_read(cli: Cli, tmp_path: Path) -> None:
+    """A message of a queue that has lost its dictionary."""
+    record = cli.client.hget("{celery}:messages", "one")
+    marked = record.replace(b"{", b'{"x-zstd": "00000000", ', 1)
+    cli.client.hset("{celery}:messages", "one", marked)
+    for words in (["backup", str(tmp_path / "file")], ["restore", str(tmp_path / "file"), "-y"]):
+        assert "1 of them cannot be read, now or after a restore" in " ".join(
+            cli.text(*words).split()
+        )
+    found = cli.json("restore", str(tmp_path / "file"), "-y")
+    assert (found["already"], found["undecodable"]) == (4, 1)
+    found = cli.json("restore", str(tmp_path / "file"), "-Q", "mail", "-y")
+    assert (found["already"], found["undecodable"]) == (2, 0)
+
+
 def test_files_that_cannot_be_read_or_written(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "other").write_bytes(b"no backup")
     for words in (["restore", str(tmp_path / "other")], ["backup", str(tmp_path / "no" / "file")]):

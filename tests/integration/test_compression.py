@@ -240,6 +240,8 @@ def test_a_dictionary_that_is_gone_is_noticed(
     assert version in finding.examples[0]
     report = delayed.backup(tmp_path / "all")
     assert (report.messages, report.undecodable) == (3, 2)
+    restored = delayed.restore(tmp_path / "all")
+    assert (restored.already, restored.undecodable) == (3, 2)
     send(app, 1, queue="other")
     for change in (lambda: delayed.change(id, priority=3), lambda: delayed.redirect(id, "other")):
         with pytest.raises(QueryError, match="a dictionary that its queue has lost"):

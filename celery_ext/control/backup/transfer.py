@@ -74,13 +74,15 @@ class RestoreReport:
     """The result of a restore.
 
     `already` counts messages that existed before, or that an interrupted restore of the same file
-    had restored.
+    had restored. `undecodable` counts messages that no program can read: their queue had lost the
+    dictionary before the backup.
     """
 
     messages: int = 0
     dead: int = 0
     already: int = 0
     queues: dict[str, int] = field(default_factory=dict)
+    undecodable: int = 0
 
 
 def backup(
@@ -237,7 +239,8 @@ class _Restore:
                 ("restore_dead", self._letters, 3) if is_dead else ("restore", self._messages, 2)
             )
             with self._failing():
-                items = zip(*[fields] * size, strict=True)
+                items = [*zip(*[fields] * size, strict=True)]
+                self.report.undecodable += sum(MARK in record for _, record, *_ in items)
                 for shard, part, there in by_shard(self._store, queue, items):
                     calls = call(shard, part, there)
                     self._pipeline.send([(verb, each) for each in calls])
