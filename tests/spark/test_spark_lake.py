@@ -152,6 +152,32 @@ def test_nanoseconds_within_others(
         spark.conf.unset(NANOS_AS_LONG)
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"booking": pa.uuid()}, r"column booking of \S*rows.parquet has the type UUID,"),
+        ({"at": pa.time64("us")}, r"column at of \S* has the type TIME\(MICROS,"),
+        ({"eta": NANOSECONDS, "at": pa.time64("ns")}, r"column at .* TIME\(NANOS,.* as text"),
+    ],
+)
+def test_types_that_spark_cannot_read(
+    columns: dict[str, pa.DataType], words: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Also if only some of the files have them."""
+    (tmp_path / "day=1").mkdir()
+    types = {"id": pa.string(), **columns}
+    rows = pa.table({name: pa.nulls(1, type_) for name, type_ in types.items()})
+    parquet.write_table(rows, tmp_path / "day=1" / "rows.parquet")
+    try:
+        for _ in range(2):
+            with pytest.raises(OptionError, match=words):
+                read_rows(spark, str(tmp_path), "parquet")
+            fewer = rows.select(rows.column_names[:-1])
+            parquet.write_table(fewer, tmp_path / "day=1" / "another.parquet")
+    finally:
+        spark.conf.unset(NANOS_AS_LONG)
+
+
 def test_files_with_other_times(spark: SparkSession, tmp_path: Path) -> None:
     for unit in ("ns", "us"):
         rows = {"id": ["a"], "task": ["t"], "eta": pa.array([WHEN], pa.timestamp(unit))}

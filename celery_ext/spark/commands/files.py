@@ -46,6 +46,8 @@ def read_rows(spark: SparkSession, path: str, format: str | None = None) -> Data
     try:
         rows = _rows(spark, path, format)
     except AnalysisException as error:
+        if error.getCondition() in _UNREADABLE:
+            raise OptionError(_unreadable(spark, path, str(error))) from error
         if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
             raise
         rows = None
@@ -92,10 +94,10 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
     try:
         rows = spark.read.parquet(path)
     except AnalysisException as error:
-        if error.getCondition() != "PARQUET_TYPE_ILLEGAL" or "NANOS" not in str(error):
+        if "(TIMESTAMP(NANOS," not in str(error):
             raise
         spark.conf.set(_NANOS_AS_LONG, "true")  # needed while they are read, too
-        rows = spark.read.parquet(path)
+        return _parquet(spark, path)
     files = rows.inputFiles()
     if not files:
         return rows
@@ -112,6 +114,23 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
                 raise OptionError(_mixed(files[0], times, file, others))
         casts |= {name: _of_nanoseconds(name, is_utc) for name, is_utc in times.items()}
     return (_merged(spark, path) if len(files) > 1 else rows).withColumns(casts)
+
+
+#: Spark's errors for columns that it cannot read.
+_UNREADABLE = ("PARQUET_TYPE_ILLEGAL", "UNSUPPORTED_TIME_TYPE")
+
+
+def _unreadable(spark: SparkSession, path: str, said: str) -> str:
+    """The error for a column of a type that Spark cannot read, such as a UUID of DuckDB."""
+    is_time = _UNREADABLE[1] in said  # then the text does not have Parquet's name of the type
+    for file in spark.read.format("binaryFile").load(path).inputFiles()[:MOST_FILES]:
+        for names, type_ in _parquet_types(spark, file).items():
+            if f"({type_})" in said or (is_time and type_.startswith("TIME(")):
+                return (
+                    f"column {'.'.join(names)} of {file} has the type {type_}, which Spark cannot "
+                    "read: write it as text, in DuckDB with CAST(… AS VARCHAR)"
+                )
+    return said
 
 
 def _merged(spark: SparkSession, path: str) -> DataFrame:
