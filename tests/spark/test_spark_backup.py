@@ -252,6 +252,7 @@ def test_commands(
     result = run("restore", path, "-b", url, "--dry-run", "--json", "--queues", "q, no")
     told = json.loads(result.stdout)
     assert (told["messages"], told["queues"]) == (305, {"q": 2})
+    assert result.stderr == f"Warning: the backup at {path} has no queue 'no'; it has mail, q\n"
     result = run("restore", path, "-b", url, "-y", "--queues", "mial,no")
     assert "has none of the queues mial, no: it has mail, q" in result.stderr
     for queues in ("[mail", ",", "mail,"):

@@ -240,6 +240,12 @@ def test_command(
     assert (result.exit_code, client.keys("{q}:messages")) == (1, [])
     assert ["q", "dead", "1", "0"] in [line.split() for line in result.stderr.splitlines()]
 
+    nothing = (*asked, "--where", "false")
+    result = run(*nothing)
+    assert (result.exit_code, "[y/N]" in result.stderr) == (0, False)
+    assert result.stdout == "0 replayed, 0 already done\n"
+    assert run(*nothing, "--dry-run").stdout == "No missed message was found.\n"
+
     result = run(*asked, "--spread", "1h")
     assert (result.exit_code, "dead letters cannot be spread" in result.stderr) == (2, True)
     result = run(*told, "--backup", path, "--spread", "-5m")

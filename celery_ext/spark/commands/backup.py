@@ -26,6 +26,7 @@ from .group import (
     output,
     run_again,
     spark_of,
+    unknown_queues,
 )
 from .progress import ask, following, show, table, watching
 
@@ -91,6 +92,8 @@ def restore_command(
             f"the backup at {path} has none of the queues {', '.join(queues)}: it has "
             f"{', '.join(told.queues) or 'no messages'}"
         )
+    for fault in unknown_queues(queues, told.queues, f"the backup at {path}"):
+        click.echo(f"Warning: {fault}", err=True)
     if dry_run and as_json:
         click.echo(json.dumps({**asdict(told), "queues": found}))
     elif dry_run or not yes:
@@ -99,7 +102,7 @@ def restore_command(
     if dry_run:
         return
     total = sum(found.values())
-    ask(f"Restore {tasks_word(total)}?", yes)
+    ask(f"Restore {tasks_word(total)}?", yes or not total)
     with (
         backups.counting(found, **options) as count,
         run_again(options["job_id"]),

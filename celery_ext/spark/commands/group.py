@@ -30,7 +30,7 @@ from celery_ext.spark.commands.java import session
 from celery_ext.spark.options import OF_TABLES, names
 from celery_ext.spark.sink.registry import may_be_done
 from celery_ext.tasks.formatting import progress_bars
-from kombu_delayed.errors import DelayedError, OptionError
+from kombu_delayed.errors import DelayedError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -141,13 +141,13 @@ def naming(option: str) -> Iterator[None]:
         raise click.ClickException(f"{option}: {meaning(error)}") from error
 
 
-def check_queues(queues: Iterable[str] | None, known: Iterable[str], what: str) -> None:
-    """Raises OptionError for a queue that a backup or an archive does not have."""
+def unknown_queues(queues: Iterable[str] | None, known: Iterable[str], what: str) -> Iterator[str]:
+    """A sentence for each queue that a backup or an archive does not have."""
     there = sorted(known)
     for queue in queues or ():
         if queue not in there:
             has = suggestion(queue, there or ["no message"], "it has")
-            raise OptionError(f"{what} has no queue {queue!r}{has}")
+            yield f"{what} has no queue {queue!r}{has}"
 
 
 @click.group(cls=Jobs)

@@ -18,11 +18,11 @@ from celery_ext.spark.backup.transfer import read_backup
 from celery_ext.spark.events.archive import read_archive
 from celery_ext.spark.sink.registry import JobReport
 from celery_ext.tasks.formatting import number, plain
+from kombu_delayed.errors import OptionError
 
 from .group import (
     NAMES,
     archive_option,
-    check_queues,
     connection_options,
     console,
     empty_table,
@@ -32,6 +32,7 @@ from .group import (
     output,
     run_again,
     spark_of,
+    unknown_queues,
 )
 from .progress import ask, show, watching
 
@@ -104,7 +105,8 @@ def replay_command(
     events = read_archive(spark, archive)
     if narrow["queues"]:
         known = [row.queue for row in events.select("queue").distinct().collect()]
-        check_queues(narrow["queues"], known, f"the archive {archive}")
+        if fault := next(unknown_queues(narrow["queues"], known, f"the archive {archive}"), None):
+            raise OptionError(fault)
     rows = _narrowed(replays.missed(events, states=states, since=since, until=until), **narrow)
     rows = rows.persist()
     kept = _kept(spark, backups)
@@ -112,9 +114,9 @@ def replay_command(
         with console.status("Looking for what was missed"):
             found = replays.counted(rows, kept).orderBy("queue", "state").collect()
         _tell([row.asDict() for row in found], dry_run, as_json)
-    if dry_run:
-        return
-    ask("Schedule what was missed again?", yes)
+        if dry_run:
+            return
+        ask("Schedule what was missed again?", yes=not found)
     with run_again(options["job_id"]), watching(spark, "replay"):
         report = _replay(rows, kept, states, **options)
     show(report, "replayed", as_json, options["rejects"])
@@ -182,6 +184,9 @@ def _replay(
 def _tell(found: list[dict[str, Any]], dry_run: bool, as_json: bool) -> None:
     if dry_run and as_json:
         click.echo(json.dumps(found))
+        return
+    if not found:
+        click.echo("No missed message was found.", err=not dry_run)
         return
     made = empty_table("queue", "state", numbers=("missed", "in a backup"))
     for row in found:
