@@ -47,9 +47,31 @@ __all__ = [
     "task_scheduled",
 ]
 
+
+class _Scheduled(Signal):
+    """Listens to Celery's signal only once it has had a receiver itself.
+
+    Celery locks a signal with receivers whenever it is sent. A signal handler that sends a task
+    would wait forever for the lock of the call that it has interrupted.
+    """
+
+    is_watching = False
+    has_had_receivers = False
+
+    def connect(self, *args: Any, **options: Any) -> Any:
+        self.has_had_receivers = True
+        self.listen()
+        return super().connect(*args, **options)
+
+    def listen(self) -> None:
+        """Connect to Celery's signal in an app with the extension, once there were receivers."""
+        if self.is_watching and self.has_had_receivers:
+            after_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
+
+
 task_cancelled = Signal(name="task_cancelled", providing_args={"info"})
 task_rescheduled = Signal(name="task_rescheduled", providing_args={"task_id", "eta"})
-task_scheduled = Signal(
+task_scheduled = _Scheduled(
     name="task_scheduled", providing_args={"task_id", "task", "eta", "routing_key"}
 )
 task_late = Signal(name="task_late", providing_args={"task_id", "eta", "late_seconds"})
@@ -73,7 +95,8 @@ def others_listen(signal: Signal) -> bool:
 
 def watch_publishing() -> None:
     """Send `task_scheduled` in this process from now on. Safe to call twice."""
-    after_task_publish.connect(_on_publish, weak=False, dispatch_uid=_UID)
+    task_scheduled.is_watching = True
+    task_scheduled.listen()
 
 
 def watch_burials() -> None:

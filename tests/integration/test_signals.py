@@ -6,9 +6,11 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from celery import chain, group
+from celery.signals import after_task_publish
 
 from celery_ext import install
 from celery_ext.app.signals import task_cancelled, task_rescheduled, task_scheduled
@@ -27,6 +29,20 @@ def test_scheduled(bench: Bench) -> None:
     assert given["sender"] == given["task"] == "record"
     assert (given["task_id"], given["eta"]) == ("a", eta.isoformat())
     assert given["routing_key"] == "mail"
+
+
+def test_a_signal_handler_that_sends_waits_for_no_lock(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery locks a signal that has receivers, and the interrupted call may hold that lock."""
+    monkeypatch.setattr(task_scheduled, "has_had_receivers", False)
+    monkeypatch.setattr(after_task_publish, "receivers", [])
+    install(bench.app)  # once more
+    lock = MagicMock()
+    monkeypatch.setattr(after_task_publish, "lock", lock)
+    bench.app.send_task("record", countdown=60)
+    assert len(bench.backlog()) == 1
+    lock.__enter__.assert_not_called()
 
 
 def now(**ahead: float) -> datetime:
