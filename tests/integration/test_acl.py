@@ -109,7 +109,11 @@ def test_results_and_a_broadcast_queue(server: Server, client: redis.Redis, tmp_
         assert app.GroupResult.restore(result.id) == result
         like = app.amqp.queues["news"]
         where = {"exchange": "news", "exchange_type": "fanout", "routing_key": like.routing_key}
+        assert app.control.ping(timeout=60, limit=1)
+        before = client.pubsub_numpat()
         assert app.control.add_consumer("inbox", **where, reply=True, timeout=60, limit=1)
+        # The worker answers before it has subscribed.
+        wait_until(lambda: client.pubsub_numpat() > before, "the worker has subscribed", 60)
         app.send_task("record", queue="news", declare=[news], task_id="told")
         wait_until(lambda: ledger.entries(), "the broadcast task ran", 60)
     app.close()
