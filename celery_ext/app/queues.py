@@ -61,9 +61,7 @@ class Queues(Broker):
 
     def also_unused(self) -> list[str]:
         """All queues, and those for which this app only declares policies so far."""
-        names = sorted({*self.queues(), *self.named})
-        self.store.shards.look_at_all(names)
-        return names
+        return sorted({*self.queues(), *self.named})
 
     def check_queue(self, queue: str) -> None:
         """Raises QueryError for a queue that neither the app nor the broker knows.
@@ -81,8 +79,9 @@ class Queues(Broker):
         shards = self.store.shards
         return [name for each in self._names(queue) for name in shards.all(each)]
 
-    def _names(self, queue: str | None) -> list[str]:
-        names = [queue] if queue else self.queues()
+    def _names(self, queue: str | None, also_unused: bool = False) -> list[str]:
+        every = self.also_unused if also_unused else self.queues
+        names = [queue] if queue else every()
         self.store.shards.look_at_all(names)
         return names
 

@@ -320,7 +320,7 @@ class Delayed(Queues):
 
         At most 200,000 waiting messages are read, a few lanes per call.
         """
-        names = self.also_unused() if queue is None else self._names(queue)
+        names = self._names(queue, also_unused=True)
         return [info for name in names for info in limits(self, gate_usage(self, name))]
 
     def set_limit(

@@ -116,13 +116,15 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
     return (_merged(spark, path) if len(files) > 1 else rows).withColumns(casts)
 
 
-#: Spark's errors for columns that it cannot read.
-_UNREADABLE = ("PARQUET_TYPE_ILLEGAL", "UNSUPPORTED_TIME_TYPE")
+#: Spark's errors for columns that it cannot read. That for times does not have Parquet's name of
+#: their type.
+_TIME = "UNSUPPORTED_TIME_TYPE"
+_UNREADABLE = ("PARQUET_TYPE_ILLEGAL", _TIME)
 
 
 def _unreadable(spark: SparkSession, path: str, said: str) -> str:
     """The error for a column of a type that Spark cannot read, such as a UUID of DuckDB."""
-    is_time = _UNREADABLE[1] in said  # then the text does not have Parquet's name of the type
+    is_time = _TIME in said
     for file in spark.read.format("binaryFile").load(path).inputFiles()[:MOST_FILES]:
         for names, type_ in _parquet_types(spark, file).items():
             if f"({type_})" in said or (is_time and type_.startswith("TIME(")):

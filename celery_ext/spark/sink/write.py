@@ -263,9 +263,8 @@ class BacklogWriter(DataSourceArrowWriter):
             queues[queue_of(shard)] = queues.get(queue_of(shard), 0) + count
         accepted = sum(queues.values())
         already = max(0, sum(each.rows for each in written) - accepted)
-        refused, undecodable = (
-            sum(getattr(each, name) for each in written) for name in ("refused", "undecodable")
-        )
+        refused = sum(each.refused for each in written)
+        undecodable = sum(each.undecodable for each in written)
         counts = accepted, already, refused
         return JobReport(self.job.id, *counts, queues, self.dropped, undecodable)
 

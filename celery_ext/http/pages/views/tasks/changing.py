@@ -85,14 +85,16 @@ class Choice:
         return [*sorted(delayed, key=lambda info: info.due_ms or 0), *ready]
 
 
+def _origin(form: Form) -> tuple[str, dict[str, str]]:
+    return origin_of(form, "/backlog", filter_of(form))
+
+
 def _choose(visit: Visit, form: Form) -> Choice:
     if form.one("state") == "ready":
         return Choice({}, *choosing.choose(form, _search_ready(visit, form), _ready(visit)))
     find = _delayed(visit)
     if form.one("of") and form.one("all"):
-        rows, is_partial = matching(
-            visit, validated(Asked, origin_of(form, "/backlog", filter_of(form))[1])
-        )
+        rows, is_partial = matching(visit, validated(Asked, _origin(form)[1]))
         names = [(row.history.queue, row.history.id) for row in rows[:MOST]]
         return Choice(choosing.by_name(names, find), {}, not is_partial and len(rows) <= MOST)
 
@@ -140,7 +142,7 @@ def preview(visit: Visit, form: Form, wrong: Mapping[str, str] = NO_ERRORS) -> R
         except Problem as problem:
             wrong = dict(problem.errors)
     choice = _choose(visit, form)
-    infos, (back, given) = choice.infos, origin_of(form, "/backlog", filter_of(form))
+    infos, (back, given) = choice.infos, _origin(form)
     kinds = Counter((each.queue, each.task) for each in infos)
     shown = {
         **choosing.preview(form, VERBS, map(name_of, infos), kinds, choice.is_all),
@@ -170,7 +172,7 @@ def apply(visit: Visit, form: Form) -> Response:
         return preview(visit, form, dict(problem.errors))
     if form.one("shown") not in ("", _move_of(form)):
         return preview(visit, form)
-    choice, (back, given) = _choose(visit, form), origin_of(form, "/backlog", filter_of(form))
+    choice, (back, given) = _choose(visit, form), _origin(form)
     count = len(choice.infos)
     visit.take(form)
     told = {**given, **form.given(["to_queue"])}
