@@ -22,6 +22,7 @@ from prometheus_client import (
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from kombu_delayed.connection.forks import in_children
+from kombu_delayed.connection.native import hand_over
 from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.calls.shards import queue_of
 
@@ -87,6 +88,8 @@ def _safely(tell: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(tell)
     def told(*given: Any) -> None:
+        if hand_over(partial(told, *given)):
+            return
         thread = threading.get_ident()
         if thread in _counting:
             _put_off.append(partial(tell, *given))

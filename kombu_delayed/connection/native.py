@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,11 @@ def lock() -> Any:
 def start_thread(target: Callable[[], None], name: str) -> None:
     """Run a function in a thread that does not keep the process from ending."""
     if gevent := _gevent():
-        sys.modules["gevent"].get_hub()  # two threads that import its modules may deadlock
+        # Two threads that import the modules of the hub may deadlock.
+        logging_hub = _hubs.get(_ident()) or sys.modules["gevent"].get_hub()
         _watch_end(gevent.get_original("time", "sleep"))
-        gevent.get_original("_thread", "start_new_thread")(_run_beside_gevent, (target,))
+        run = gevent.get_original("_thread", "start_new_thread")
+        run(_run_beside_gevent, (target, logging_hub))
     elif eventlet := _eventlet():
         _start_beside_eventlet(eventlet, target, name)
     else:
@@ -56,12 +58,14 @@ _is_ending = False
 CLOSING_SECONDS, LOOK_SECONDS = 2.0, 0.01
 
 
-def _run_beside_gevent(target: Callable[[], None]) -> None:
-    number = sys.modules["gevent.monkey"].get_original("_thread", "get_ident")()
+def _run_beside_gevent(target: Callable[[], None], logging_hub: Any) -> None:
+    number = _ident()
+    _hubs[number] = logging_hub
     try:
         target()
     finally:  # sockets have given the thread a hub, whose descriptors nothing else would close
         _closing.add(number)
+        del _hubs[number]
         if not _is_ending:
             sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
         _closing.discard(number)
@@ -83,14 +87,14 @@ def _end_beside_gevent(sleep: Callable[[float], None]) -> None:
 
 def _start_beside_eventlet(eventlet: Any, target: Callable[[], None], name: str) -> None:
     hubs: Any = sys.modules["eventlet.hubs"]
-    logging_hub = _hubs.get(eventlet.get_ident()) or hubs.get_hub()
+    logging_hub = _hubs.get(_ident()) or hubs.get_hub()
 
     def run() -> None:
-        _hubs[eventlet.get_ident()] = logging_hub
+        _hubs[_ident()] = logging_hub
         try:
             target()
         finally:
-            _hubs.pop(eventlet.get_ident(), None)
+            del _hubs[_ident()]
             _close_hub(hubs.get_hub())
 
     eventlet.Thread(target=run, name=name, daemon=True).start()
@@ -107,25 +111,35 @@ def has_eventlet() -> bool:
     return _eventlet() is not None
 
 
-#: Thread -> the eventlet hub in which it logs: that of the program's thread.
+#: Thread beside greenlets -> the hub of gevent or eventlet in the program's thread.
 _hubs: dict[int, Any] = {}
 
 
-class Logger(_Adapter):
-    """Logs the records of a thread beside eventlet in the thread that has started it.
+def hand_over(function: Callable[[], object]) -> bool:
+    """Run a function soon, in a greenlet of the program's thread, if this thread is beside it.
 
-    Under eventlet the locks of Python's logging work in one thread only.
+    Returns whether it is such a thread. Whatever takes a patched lock must be handed over, such as
+    logging: eventlet's locks work in one thread only, and a greenlet that waits for gevent's while
+    another thread has it may never go on.
     """
+    hub = _hubs.get(_ident()) if _hubs else None
+    if hub is None:
+        return False
+    # The hub itself must not wait, so it starts a greenlet that may.
+    if _eventlet():
+        hub.schedule_call_global(0, sys.modules["eventlet.greenthread"].spawn_n, function)
+    elif loop := hub.loop:  # none if the thread of the hub has ended
+        loop.run_callback_threadsafe(sys.modules["gevent"].spawn, function)
+    return True
+
+
+class Logger(_Adapter):
+    """Logs the records of a thread beside greenlets in the program's thread."""
 
     def log(self, level: int, msg: Any, *args: Any, **options: Any) -> None:
         """Like `log` of any logger."""
-        eventlet = _eventlet() if _hubs else None
-        hub = _hubs.get(eventlet.get_ident()) if eventlet else None
-        if hub is None:
+        if not hand_over(partial(self.logger.log, level, msg, *args, **options)):
             super().log(level, msg, *args, **options)
-        else:
-            spawn = sys.modules["eventlet.greenthread"].spawn_n  # the hub itself must not wait
-            hub.schedule_call_global(0, spawn, self.logger.log, level, msg, *args, **options)
 
 
 def get_logger(name: str) -> Logger:
@@ -149,6 +163,13 @@ class Bell:
             self._rings.get(timeout=seconds)
             while True:
                 self._rings.get_nowait()
+
+
+def _ident() -> int:
+    """Return the number of the native thread; greenlets have numbers of their own."""
+    if gevent := _gevent():
+        return int(gevent.get_original("_thread", "get_ident")())
+    return (_eventlet() or threading).get_ident()
 
 
 def _gevent() -> Any:

@@ -10,12 +10,15 @@ import pytest
 LOGS = """
 import {green} as green
 {patch}
-import logging
+import logging, threading
 from kombu_delayed.connection import native
+
+program = threading.get_native_id()
 
 class Handler(logging.Handler):
     def emit(self, record):
-        lines.append(record.getMessage())
+        is_here = threading.get_native_id() == program
+        lines.append(record.getMessage() if is_here else "in another thread")
 
 handler, lines = Handler(), []
 logging.root.addHandler(handler)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
-from ...connection.native import get_logger
+from ...connection.native import get_logger, hand_over
 
 logger = get_logger(__name__)
 
 
 class Meter:
     """Called in the thread where something happens. The methods of this base class do nothing.
+
+    Under gevent and eventlet this may be a native thread beside the greenlets, which may take no
+    patched lock: see `native.hand_over`.
 
     Methods must be short and raise nothing. A queue may be one shard of a queue.
     """
@@ -80,10 +83,15 @@ def tell_of_burials(store: Any, queue: str, ids: Sequence[bytes]) -> None:
         told.buried(queue, len(ids))
     if burial_listeners:
         names = [id.decode(errors="surrogateescape") for id in ids]
-        try:
-            _executor(os.getpid()).submit(_call, store, queue, names)
-        except RuntimeError:  # the interpreter is shutting down
-            _call(store, queue, names)
+        if not hand_over(partial(_submit, store, queue, names)):
+            _submit(store, queue, names)
+
+
+def _submit(store: Any, queue: str, ids: list[str]) -> None:
+    try:
+        _executor(os.getpid()).submit(_call, store, queue, ids)
+    except RuntimeError:  # the interpreter is shutting down
+        _call(store, queue, ids)
 
 
 @cache
