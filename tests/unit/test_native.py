@@ -55,6 +55,35 @@ def test_a_thread_logs_while_a_greenlet_has_the_lock(green: str) -> None:
     assert "Cannot switch" not in done.stderr
 
 
+COUNTS = """
+import {green} as green
+{patch}
+import threading
+from prometheus_client import Histogram
+from celery_ext.metrics import measure
+from kombu_delayed.connection import native
+
+program, threads = threading.get_native_id(), []
+Histogram.observe = lambda *given: threads.append(threading.get_native_id())
+meter = measure()
+native.start_thread(lambda: meter.script_took("deliver", 0.1), "beside")
+while not threads:
+    green.sleep(0.01)
+print(threads == [program])
+"""
+
+
+@pytest.mark.parametrize("green", PATCHES)
+def test_a_thread_counts_in_the_thread_of_the_greenlets(green: str) -> None:
+    """The locks of prometheus_client are patched, too."""
+    pytest.importorskip(green)
+    script = COUNTS.format(green=green, patch=PATCHES[green])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 DESCRIPTORS = """
 import {green} as green
 {patch}
