@@ -6,6 +6,7 @@ timeout.
 
 from __future__ import annotations
 
+import selectors
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -211,6 +212,14 @@ def can_read(connection: Any) -> bool:
     except (AttributeError, TypeError, ValueError) as error:
         # The pool was emptied meanwhile, so redis-py found no socket.
         raise ConnectionError(f"the connection was closed: {error}") from error
+
+
+def wait_readable(connection: Any, seconds: float) -> None:
+    """Wait until something can be read from the socket, at most for these seconds."""
+    if (socket := getattr(connection, "_sock", None)) is not None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(socket, selectors.EVENT_READ)
+            selector.select(seconds)
 
 
 def read_now(connection: Any, told: bool = False, **options: Any) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import selectors
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from .commands import (
     read,
     read_both,
     read_now,
+    wait_readable,
 )
 from .format import LOOK_SECONDS as FORMAT_SECONDS
 from .format import Format
@@ -62,6 +62,9 @@ class ServerConnection:
 
     #: The Cluster that the connection leads to, if it does.
     cluster: Any = None
+
+    #: Whether a consumer uses it, whose signal handler gives back what an interrupted claim brings.
+    is_consumers = False
 
     #: Whether the poller has reported something to read that was not there.
     told_in_vain = False
@@ -300,16 +303,13 @@ class ServerConnection:
     def _aside(self, command: tuple[Any, ...], replicas: Replicas | None = None) -> Any:
         """Send a command of a signal handler that interrupted this thread before its answer came.
 
-        The interrupted command is done once its answer can be read, which it still has to read.
+        That of a consumer waits until the interrupted command is done: until its answer arrives.
         """
         connection = self.connect()
         with given_back(connection, self.pool):
-            interrupted = getattr(self._connection, "_sock", None)
-            if self._is_sent and interrupted is not None:
+            if self._is_sent and self.is_consumers:
                 self._is_sent = False
-                with selectors.DefaultSelector() as selector:
-                    selector.register(interrupted, selectors.EVENT_READ)
-                    selector.select(ASIDE_SECONDS)
+                wait_readable(self._connection, ASIDE_SECONDS)
             connection.send_packed_command([pack_both(command, replicas)])
             return read_both(connection, replicas)
 

@@ -42,6 +42,7 @@ class Consumer:
     def __init__(self, session: Session, *wakes: WakeConnection) -> None:
         self.session = session
         self.store = session.store
+        self.store.run.is_consumers = True
         self.parts = [Part(session, wake) for wake in wakes]
         self.progress = Progress(
             self.lease.seconds,

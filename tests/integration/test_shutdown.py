@@ -310,8 +310,12 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     """They go back at once: the signal handler may then take as long as a task."""
     inbox = Inbox(connection, MAIL, prefetch_count=5, ack=False)
     channel = inbox.consumer.channel
-    store, ends = channel.store, []
+    store, ends, waits = channel.store, [], []
     deliver, place = store.deliver, store.run if when == "_send" else connection_module
+    wait = connection_module.wait_readable
+    monkeypatch.setattr(
+        connection_module, "wait_readable", lambda *given: waits.append(wait(*given))
+    )
     publish(connection, *"abc")
 
     def claim(*given: Any, **options: Any) -> Any:
@@ -331,6 +335,7 @@ def test_what_a_claim_brings_goes_back_when_its_queue_is_cancelled_meanwhile(
     with pytest.raises(TimeoutError):
         connection.drain_events(timeout=0.1)
     assert ends == [3]
+    assert len(waits) == (when == "read")  # the server may not have done the claim before
     assert client.llen("mail") == 3
     assert client.hlen(f"{{mail}}:unacked:{channel.consumer.lease.consumer}") == 0
 

@@ -11,7 +11,8 @@ import pytest
 import redis
 from redis.connection import Connection
 
-from kombu_delayed.connection.commands import pack
+from kombu_delayed.connection import connection as connection_module
+from kombu_delayed.connection.commands import pack, read
 from kombu_delayed.connection.connection import LOOK_SECONDS, ServerConnection
 from kombu_delayed.errors import ServerNotReady
 from tests.kit.proxy import Proxy
@@ -287,3 +288,24 @@ def test_what_interrupts_a_signal_handler_leaves_no_answer_for_others(
             patch.setattr(Connection, "can_read", lambda *_, **__: False)
             assert connection("ECHO", "mine") == b"mine"
     pool.disconnect()
+
+
+@pytest.mark.parametrize("is_consumers", [False, True])
+def test_only_the_signal_handler_of_a_consumer_waits_for_what_it_interrupts(
+    server: Server, monkeypatch: pytest.MonkeyPatch, is_consumers: bool
+) -> None:
+    """That of a sender would wait in vain if the interrupted thread had just read the answer."""
+    connection = ServerConnection(redis.ConnectionPool.from_url(server.url))
+    connection.is_consumers = is_consumers
+    waits: list[Any] = []
+    monkeypatch.setattr(connection_module, "wait_readable", lambda *given: waits.append(given))
+
+    def read_interrupted(of: Any) -> Any:
+        answer = read(of)
+        assert connection("ECHO", "aside") == b"aside"
+        return answer
+
+    monkeypatch.setattr(connection_module, "read", read_interrupted)
+    assert connection("ECHO", "interrupted") == b"interrupted"
+    assert len(waits) == is_consumers
+    connection.pool.disconnect()

@@ -159,8 +159,7 @@ class ClusterConnection(ServerConnection):
         if self._pid != os.getpid():
             self.cluster.forget()  # a thread of the parent may have been changing it
             self._start()
-        found = self._connections.get(node)
-        return found or self._connections.setdefault(
+        found = self._connections.get(node) or self._connections.setdefault(
             node,
             NodeConnection(
                 self.cluster,
@@ -170,6 +169,8 @@ class ClusterConnection(ServerConnection):
                 may_rest=self.may_rest,
             ),
         )
+        found.is_consumers = self.is_consumers
+        return found
 
     def to(self, command: Sequence[Any]) -> NodeConnection:
         """Return the connection to the node with a command's keys; for PUBLISH, to any master."""
