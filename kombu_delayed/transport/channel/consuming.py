@@ -243,9 +243,8 @@ class ConsumingChannel(ConnectingChannel):
             self.qos.outbox.flush(self.consumer.store, self.consumer.lease)
             self.consumer.store.run.push()  # a signal handler may have come between
             self.consumer.tell_of_ends()
-        except UNREACHABLE:
-            if self.closed:
-                raise
+        except UNREACHABLE as error:
+            logger.debug("Cannot send acknowledgements now: %s", error)
 
     # The end.
 

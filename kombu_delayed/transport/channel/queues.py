@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from ...errors import OptionError
+from ...errors import UNREACHABLE, OptionError
 from ...store.calls.shards import is_shard, number_of, queue_of
 from ...store.keys import is_taken
 from ...store.store import Size
@@ -66,4 +67,7 @@ class QueueChannel(ConnectingChannel):
         self.store.shards.look_again()
         if if_empty and self._has_queue(queue):
             return None
-        return super().queue_delete(queue, if_unused=if_unused, **kwargs)
+        # A channel that closes deletes its own queues, and closes without the server, too.
+        with suppress(*(UNREACHABLE if self._closing else ())):
+            return super().queue_delete(queue, if_unused=if_unused, **kwargs)
+        return None
