@@ -118,9 +118,9 @@ _hubs: dict[int, Any] = {}
 def hand_over(function: Callable[[], object]) -> bool:
     """Run a function soon, in a greenlet of the program's thread, if this thread is beside it.
 
-    Returns whether it is such a thread. Hand over each function that takes a patched lock, such as
-    logging: eventlet's locks work in one thread only, and a greenlet that waits for gevent's while
-    another thread has it may wait for ever.
+    Returns whether it is such a thread. Code that takes a patched lock, such as logging, must be
+    handed over: eventlet's locks work in one thread only, and a greenlet that waits for one of
+    gevent's while another thread has it may wait forever.
     """
     hub = _hubs.get(_ident()) if _hubs else None
     if hub is None:

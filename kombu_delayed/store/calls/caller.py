@@ -147,6 +147,9 @@ class Caller:
     #: Errors that concern only the node of one queue, not other queues.
     errors_of_one_queue: tuple[type[BaseException], ...] = ()
 
+    #: The store that other threads use, if one thread keeps this one's connections to itself.
+    for_others: Caller | None = None
+
     def __init__(
         self,
         client: Any,

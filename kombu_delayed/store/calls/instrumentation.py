@@ -83,8 +83,9 @@ def tell_of_burials(store: Any, queue: str, ids: Sequence[bytes]) -> None:
         told.buried(queue, len(ids))
     if burial_listeners:
         names = [id.decode(errors="surrogateescape") for id in ids]
-        if not hand_over(partial(_submit, store, queue, names)):
-            _submit(store, queue, names)
+        submit = partial(_submit, store.for_others or store, queue, names)
+        if not hand_over(submit):
+            submit()
 
 
 def _submit(store: Any, queue: str, ids: list[str]) -> None:

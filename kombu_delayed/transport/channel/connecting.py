@@ -123,8 +123,10 @@ class ConnectingChannel(stock.Channel):
     # Connections that give up long before a lease has ended.
 
     def _lease_store(self) -> Store:
-        """The store for a lease."""
-        return self.store.over(self._client_of(self._keepers_pool()))
+        """The store for a lease, whose thread shares its connections with nobody."""
+        found = self.store.over(self._client_of(self._keepers_pool()))
+        found.for_others = self.store
+        return found
 
     def _keepers_pool(self) -> Any:
         """Connections that a thread of the operating system opens, uses and closes."""
