@@ -23,6 +23,7 @@ from ..connection.sentinel.watch import watch_of
 from ..connection.wakeup import WakeConnection
 from ..store.store import Store
 from .channel.channel import Channel
+from .channel.connecting import QUIET
 
 #: A Sentinel that does not answer within this time is skipped.
 SENTINEL_SECONDS = 1.0
@@ -84,7 +85,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
     def _keepers_pool(self) -> Any:
         seconds = min(SENTINEL_SECONDS, self.options.lease_seconds / 12)
         manager = self._new_sentinels(socket_timeout=seconds, socket_connect_timeout=seconds)
-        pool = MasterPool(self.master_name, manager, **self._connparams())
+        pool = MasterPool(self.master_name, manager, **{**self._connparams(), **QUIET})
         self._be_impatient(pool.connection_kwargs)
         return pool
 
@@ -94,6 +95,7 @@ class SentinelChannel(Channel, stock.SentinelChannel):
             "socket_timeout": SENTINEL_SECONDS,
             "socket_connect_timeout": SENTINEL_SECONDS,
             "retry": Retry(NoBackoff(), 0),  # the next Sentinel is the retry
+            **QUIET,
         }
         if where.scheme == "sentinels":
             parameters |= {"ssl": True, **(where.ssl or {})}

@@ -27,6 +27,10 @@ from ...store.keys import format_version, literal
 from ...store.store import Limits, Store
 from .. import server_checks
 
+#: Parameters of connections that redis-py opens without logging, as it does with RESP3: threads
+#: beside greenlets may take no lock of `logging`.
+QUIET = {"protocol": 2}
+
 
 class ConnectingChannel(stock.Channel):
     """A channel of Kombu's Redis transport with our options and connections."""
@@ -130,7 +134,9 @@ class ConnectingChannel(stock.Channel):
 
     def _keepers_pool(self) -> Any:
         """Connections that a thread of the operating system opens, uses and closes."""
-        return self._impatient_pool()
+        pool = redis.ConnectionPool(**{**self._connparams(), **QUIET})
+        self._be_impatient(pool.connection_kwargs)
+        return pool
 
     def _impatient_pool(self) -> Any:
         pool = self._get_pool()

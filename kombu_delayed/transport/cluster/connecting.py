@@ -15,7 +15,7 @@ from ...connection.options import Options
 from ...errors import UNREACHABLE, ReplicaError, ServerError
 from ...store.keys import format_version
 from .. import server_checks
-from ..channel.connecting import ConnectingChannel
+from ..channel.connecting import QUIET, ConnectingChannel
 
 logger = get_logger(__name__)
 
@@ -92,6 +92,11 @@ class ClusterConnectingChannel(ConnectingChannel):
         self._be_impatient(nodes.parameters)
         return nodes
 
+    def _keepers_pool(self) -> Nodes:
+        nodes = self._impatient_pool()
+        nodes.parameters |= QUIET
+        return nodes
+
     def _client_of(self, pool: Any) -> Any:
         return pool if isinstance(pool, Nodes) else super()._client_of(pool)
 
@@ -103,6 +108,7 @@ def _for_client(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: value for name, value in parameters.items() if name not in unknown},
         **({"ssl": True} if uses_tls else {}),
+        **QUIET,
     }
 
 

@@ -1,4 +1,4 @@
-"""Signals about tasks that the thread of the leases has buried, under gevent and eventlet."""
+"""The thread of the leases under gevent and eventlet, which is a thread beside the greenlets."""
 
 from __future__ import annotations
 
@@ -38,17 +38,50 @@ with Connection("delayed+{url}", transport_options=options) as connection:
                 pass
     print(*sorted(map(int, heard)))
 """
+CONNECTS = """
+import {green}
+{patch}
+import logging
+from kombu import Connection, Queue
+
+options = {{"delayed_lease_seconds": 1}}
+with Connection("delayed+{url}", transport_options=options) as connection:
+    client = connection.default_channel.client
+
+    def lease_ends_at():
+        return max((at for _, at in client.zrange("{{q}}:consumers", 0, -1, withscores=True)))
+
+    with connection.Consumer(Queue("q"), callbacks=[print]), logging._lock:
+        try:
+            connection.drain_events(timeout=0.01)
+        except TimeoutError:
+            pass
+        before = lease_ends_at()
+        while lease_ends_at() == before:
+            {green}.sleep(0.01)
+print("renewed")
+"""
 PATCHES = {
     "gevent": "from gevent import monkey; monkey.patch_all()",
     "eventlet": "eventlet.monkey_patch()",
 }
 
 
+def run(script: str, server: Server, green: str) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip(green)
+    program = script.format(url=server.url, green=green, patch=PATCHES[green])
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
 @pytest.mark.parametrize("green", PATCHES)
 def test_the_thread_of_the_leases_buries(server: Server, green: str) -> None:
-    pytest.importorskip(green)
-    script = HEARS.format(url=server.url, green=green, patch=PATCHES[green])
-    run = [sys.executable, "-W", "ignore", "-c", script]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    done = run(HEARS, server, green)
     assert done.stdout.split() == [str(n) for n in range(20)], done.stderr
     assert "Cannot switch" not in done.stderr
+
+
+@pytest.mark.parametrize("green", PATCHES)
+def test_it_connects_while_a_greenlet_has_the_lock_of_logging(server: Server, green: str) -> None:
+    done = run(CONNECTS, server, green)
+    assert done.stdout.splitlines() == ["renewed"], done.stderr
