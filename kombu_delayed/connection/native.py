@@ -115,6 +115,11 @@ def has_eventlet() -> bool:
 _hubs: dict[int, Any] = {}
 
 
+def is_beside_greenlets() -> bool:
+    """Return whether this thread runs beside greenlets, where gevent can start no process."""
+    return bool(_hubs) and _ident() in _hubs
+
+
 def hand_over(function: Callable[[], object]) -> bool:
     """Run a function soon, in a greenlet of the program's thread, if this thread is beside it.
 

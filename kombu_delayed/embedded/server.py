@@ -13,7 +13,7 @@ from typing import Any
 from redis import UnixDomainSocketConnection
 from redis.exceptions import RedisError
 
-from ..connection.native import get_logger
+from ..connection.native import get_logger, is_beside_greenlets
 from ..errors import EmbeddedServerError
 from . import files, posix, process
 from .binary import find_server
@@ -186,6 +186,8 @@ class EmbeddedConnection(UnixDomainSocketConnection):
         try:
             return super()._connect()
         except (FileNotFoundError, ConnectionRefusedError):  # nothing listens
+            if is_beside_greenlets():  # the thread of the program starts it
+                raise
             try:
                 revive(self._directory)
             except EmbeddedServerError as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from kombu_delayed import embedded
 from tests.kit.servers import Server
 
 HEARS = """
@@ -61,27 +63,66 @@ with Connection("delayed+{url}", transport_options=options) as connection:
             {green}.sleep(0.01)
 print("renewed")
 """
+EMBEDDED = """
+import {green}
+{patch}
+import os, signal
+from pathlib import Path
+from kombu import Connection
+from kombu_delayed.connection import native
+from kombu_delayed.embedded import server
+from kombu_delayed.errors import UNREACHABLE
+
+server.LISTEN_SECONDS = 30.0  # a busy machine needs longer
+
+with Connection("delayed+embedded://{url}") as connection:
+    pool = connection.default_channel._keepers_pool()
+
+    def connect():
+        try:
+            pool.get_connection()
+        except BaseException as error:
+            errors.append(error)
+
+    errors = []
+    os.kill(int(Path("{url}", "server.pid").read_text()), signal.SIGKILL)
+    native.start_thread(connect, "beside")
+    while not errors:
+        {green}.sleep(0.01)
+    print(errors[0] if not isinstance(errors[0], UNREACHABLE) else "unreachable")
+    print(connection.default_channel.client.ping())
+"""
 PATCHES = {
     "gevent": "from gevent import monkey; monkey.patch_all()",
     "eventlet": "eventlet.monkey_patch()",
 }
 
 
-def run(script: str, server: Server, green: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, url: str, green: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip(green)
-    program = script.format(url=server.url, green=green, patch=PATCHES[green])
+    program = script.format(url=url, green=green, patch=PATCHES[green])
     command = [sys.executable, "-W", "ignore", "-c", program]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("green", PATCHES)
 def test_the_thread_of_the_leases_buries(server: Server, green: str) -> None:
-    done = run(HEARS, server, green)
+    done = run(HEARS, server.url, green)
     assert done.stdout.split() == [str(n) for n in range(20)], done.stderr
     assert "Cannot switch" not in done.stderr
 
 
 @pytest.mark.parametrize("green", PATCHES)
 def test_it_connects_while_a_greenlet_has_the_lock_of_logging(server: Server, green: str) -> None:
-    done = run(CONNECTS, server, green)
+    done = run(CONNECTS, server.url, green)
     assert done.stdout.splitlines() == ["renewed"], done.stderr
+
+
+@pytest.mark.parametrize("green", PATCHES)
+def test_it_leaves_a_killed_embedded_server_to_the_program(tmp_path: Path, green: str) -> None:
+    directory = tmp_path / "broker"
+    try:
+        done = run(EMBEDDED, str(directory), green)
+    finally:
+        embedded.stop(directory)
+    assert done.stdout.splitlines() == ["unreachable", "True"], done.stderr
