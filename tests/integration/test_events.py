@@ -113,14 +113,15 @@ def test_a_task_that_is_buried(bench: Bench) -> None:
     def refuse() -> None:
         raise Reject("no", requeue=False)
 
-    refuse.apply_async(task_id="a", countdown=0.1)
+    refuse.apply_async(task_id="a", countdown=3600)
+    assert bench.app.delayed.reschedule("a", countdown=0)
     with heard(task_buried) as buried, worker_in_this_process(bench):
         wait_until(lambda: buried, "it is buried")
     (given,) = buried
     info = given["info"]
     assert given["sender"] == info.task == "refuse"
     assert (info.id, info.state, info.reason) == ("a", "dead", "no")
-    assert names(bench, "a") == ["scheduled", "delivered", "buried"]
+    assert names(bench, "a") == ["scheduled", "rescheduled", "delivered", "buried"]
 
 
 def test_a_broken_connection_when_telling_of_a_burial_stops_nothing(
