@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby, islice
@@ -82,6 +82,8 @@ class Outbox:
         self.done: deque[Done] = deque()
         self.freed: deque[Freed] = deque()
         self.held: deque[Held] = deque()
+        #: Unique key and id of a task -> the last time for which it was to hold the key.
+        self._held_for: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
@@ -103,6 +105,14 @@ class Outbox:
         if not self.freed:
             self.free_at = monotonic() + FREE_SECONDS
         self.freed.append(Freed(queue, tag))
+
+    def hold(self, held: Held) -> None:
+        """Say for how long a task holds its key, instead of what was said before."""
+        self._held_for.pop((held.key, held.id), None)  # so that it becomes the newest
+        self._held_for[held.key, held.id] = held.left_ms
+        if len(self._held_for) > RECENT_LIMIT:
+            self._held_for.popitem(last=False)
+        self.held.append(held)
 
     def forget(self) -> None:
         """Drop acks, rejects and slots: the server has given their messages to others."""
@@ -229,7 +239,8 @@ class Outbox:
         _move(batch, self.freed, self._freed_lately)
 
     def _tell_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
-        again = self.held.extend
-        held = [each[1:] for each in batch]
+        again, last = self.held.extend, self._held_for.get
+        # An earlier entry may be sent again after a later one.
+        held = [(key, id, last((key, id), left_ms)) for _, key, id, left_ms in batch]
         store.leases.hold_keys(batch[0].queue, held, on_error=lambda: again(batch))
         _move(batch, self.held, self._held_lately)

@@ -21,6 +21,7 @@ class Stub:
         self.leases = SimpleNamespace(hold_keys=self._hold)
         self.buried: list[Any] = []
         self.held: list[Any] = []
+        self.on_errors: list[Any] = []
 
     def ack(self, queue: str, *_: Any, **__: Any) -> None:
         if queue == "down":
@@ -32,6 +33,11 @@ class Stub:
         if queue == "down":
             raise NodeDown
         self.held.append(held)
+        self.on_errors.append(on_error)
+
+    def fail_first(self) -> None:
+        """The server refuses the first of the calls."""
+        self.on_errors[0]()
 
     def bury(self, queue: str, consumer: str, entries: Any) -> None:
         self.buried.append(entries)
@@ -73,6 +79,19 @@ def test_a_new_master_is_told_whose_unique_keys_are_free() -> None:
     assert [each for batch in store.held for each in batch] == told * 2
     assert [*outbox.held] == [Held("down", "k", "b", 0)]
     assert outbox.has_any
+
+
+def test_what_is_sent_again_says_how_long_a_task_holds_its_key_now() -> None:
+    """The server may refuse the earlier call after the later one was sent."""
+    store: Any = Stub()
+    lease: Any = SimpleNamespace(consumer="C")
+    outbox = Outbox()
+    for left_ms in (80_000, 90_000_000):
+        outbox.hold(Held("up", "k", "a", left_ms))
+        outbox.flush(store, lease)
+    store.fail_first()
+    outbox.flush(store, lease)
+    assert store.held == [[("k", "a", 80_000)], *[[("k", "a", 90_000_000)]] * 2]
 
 
 class Counted(deque[Done]):

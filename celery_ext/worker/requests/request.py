@@ -235,6 +235,8 @@ class Request(CeleryRequest):
             if not (self._already_cancelled or isinstance(error, Terminated)):
                 self._has_failed(error, exc_info.traceback)
                 if self.hold is not None and not self._returns(error):
+                    if isinstance(error, Retry) and not self.task.acks_late:
+                        self.hold.waits(error.when)
                     self.hold.ended(error, self.task.acks_late)
             self.end()
 

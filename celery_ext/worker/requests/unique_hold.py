@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from celery import Celery
@@ -21,6 +23,9 @@ logger = get_logger(__name__)
 #: How long after its start a task that was acked early keeps its key, and how much longer than its
 #: hard time limit if it has one. If its process is killed, nobody reports the end.
 LONGEST_MS, MARGIN_MS = 24 * 3_600_000, 60_000
+
+#: How long after its due time a task keeps its key until it starts; HELD_MS in unique.lua.
+WAITING_MS = 30 * 24 * 3_600_000
 
 
 class UniqueHold:
@@ -45,6 +50,15 @@ class UniqueHold:
         """Keep the key for a limited time, because the message is about to be acked."""
         limit_ms = int(limit_seconds * 1000) + MARGIN_MS if limit_seconds else LONGEST_MS
         self._tell(self._of(limit_ms))
+
+    def waits(self, until: datetime | float | None) -> None:
+        """Keep the key for a retry that is due then, or in these seconds.
+
+        What `begins` said for a shorter time may reach the server after the retry has.
+        """
+        if isinstance(until, datetime):
+            until = until.timestamp() - time.time()
+        self._tell(self._of(int(max(until or 0, 0) * 1000) + WAITING_MS))
 
     def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
         """Release the key after an error or success, but not before a retry. Safe to call twice."""

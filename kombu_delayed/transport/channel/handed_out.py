@@ -63,7 +63,7 @@ class HandedOut:
 
     def hold(self, held: Held) -> None:
         """Say that a task holds its unique key for a while, or has ended. Safe from any thread."""
-        self._channel.qos.outbox.held.append(held)
+        self._channel.qos.outbox.hold(held)
         if not held.left_ms:
             self._channel.on_done()
 
