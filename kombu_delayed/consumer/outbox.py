@@ -82,7 +82,7 @@ class Outbox:
         self.done: deque[Done] = deque()
         self.freed: deque[Freed] = deque()
         self.held: deque[Held] = deque()
-        #: Unique key and id of a task -> the last time for which it was to hold the key.
+        #: Unique key and id of a task -> for how long it holds the key, as it was last set.
         self._held_for: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
@@ -107,7 +107,7 @@ class Outbox:
         self.freed.append(Freed(queue, tag))
 
     def hold(self, held: Held) -> None:
-        """Say for how long a task holds its key, instead of what was said before."""
+        """Set for how long a task holds its key. This replaces what was set before."""
         self._held_for.pop((held.key, held.id), None)  # so that it becomes the newest
         self._held_for[held.key, held.id] = held.left_ms
         if len(self._held_for) > RECENT_LIMIT:

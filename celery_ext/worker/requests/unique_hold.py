@@ -54,7 +54,7 @@ class UniqueHold:
     def waits(self, until: datetime | float | None) -> None:
         """Keep the key for a retry that is due then, or in these seconds.
 
-        What `begins` said for a shorter time may reach the server after the retry has.
+        The shorter time of `begins` may reach the server after the retry has.
         """
         if isinstance(until, datetime):
             until = until.timestamp() - time.time()
