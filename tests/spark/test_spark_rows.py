@@ -132,6 +132,8 @@ def test_numbers_in_files_of_text() -> None:
         ({"eta": None, "countdown": "soon"}, "countdown takes a number, not 'soon'"),
         ({"priority": "high"}, "priority takes a number, not 'high'"),
         ({"priority": "2.5"}, "priority takes a whole number, not 2.5"),
+        ({"priority": "1e400"}, "priority takes a whole number, not 1e400"),
+        ({"priority": float("-inf")}, "priority takes a whole number, not -inf"),
     ],
 )
 def test_refused(values: dict[str, Any], reason: str) -> None:

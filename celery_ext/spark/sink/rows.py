@@ -269,7 +269,7 @@ def _named(task: str | None) -> str:
 def _whole(priority: Any) -> int:
     """A priority as an integer. Files with missing values store integers as floats."""
     number = _number("priority", priority)
-    if number != int(number):
+    if number % 1 != 0:  # also infinity and NaN, which `int` refuses with other errors
         raise RowError(f"priority takes a whole number, not {priority}")
     return int(number)
 
