@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
+from celery_ext import Delayed
+from celery_ext.spark import connect
 from celery_ext.spark.events import positions
 from celery_ext.spark.events import stream as events
 from celery_ext.spark.events.batches import SCHEMA
@@ -21,6 +24,7 @@ from celery_ext.spark.events.positions import UNKNOWN, EventsLost, Position
 from celery_ext.spark.events.stream import EventOptions, EventReader
 from kombu_delayed.inspection.events import KEPT_MS
 from kombu_delayed.store.store import Entry, Store
+from tests.kit.servers import available_kinds, start_server
 from tests.kit.told import told
 
 pytestmark = pytest.mark.thorough
@@ -323,3 +327,34 @@ def test_a_query_stops_at_a_loss(
     with pytest.raises(StreamingQueryException, match="20 lifecycle events of queue 'q'"):
         run()
     assert run(fail_on_data_loss="false") == [numbered(46, 50)]
+
+
+# A broker that restarts.
+
+
+def test_a_query_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that begins fails at once."""
+    wait = connect._await
+
+    def await_restart(delayed: Delayed) -> None:
+        if not server.running:
+            server.start()
+        wait(delayed)
+
+    monkeypatch.setattr(connect, "_await", await_restart)
+    with start_server(available_kinds()[0], tmp_path, port=0, append_only=True) as server:
+        given = {"broker": f"delayed+{server.url}", "queues": "q"}
+        it = EventReader(EventOptions.parse(given), SCHEMA)
+        with server.client() as client:
+            client.xadd("{q}:events", told("a"), id="1-0")
+        start = it.initialOffset()
+        server.kill()
+        end = it.latestOffset(start, ReadAllAvailable())
+        server.kill()
+        assert it.reportLatestOffset() == end
+        server.kill()
+        [piece] = it.between("q", Position(), Position("1-0"))
+        assert (piece.upto, piece.count) == ("1-0", 1)
+        server.kill()
+        with pytest.raises(OperationalError):
+            it.initialOffset()

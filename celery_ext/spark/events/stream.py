@@ -122,7 +122,8 @@ class Range(InputPartition):
 class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches and reads them. Raises EventsLost, and Kombu's OperationalError.
 
-    An instance plans all batches of a query; copies of it read, in other processes.
+    An instance plans all batches of a query; copies of it read, in other processes. Between batches
+    the broker has half a minute to come back, so that a restart does not end the query.
     """
 
     def __init__(self, options: EventOptions, schema: StructType) -> None:
@@ -155,11 +156,11 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else _ALL
         begin = positions(start)
-        with connected(self.options) as delayed:
+        with connected(self.options, waits=True) as delayed:
             return offset({**begin, **self._plan(delayed.store, begin, rows)})
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        with connected(self.options) as delayed:
+        with connected(self.options, waits=True) as delayed:
             found = self._streams(delayed.store)
         return offset({queue: stream.end for queue, stream in found.items()}) or None
 
@@ -237,7 +238,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planned = self._pieces.get((queue, start.id, stop.id))
         if planned is not None:
             return planned
-        with connected(self.options) as delayed:
+        with connected(self.options, waits=True) as delayed:
             store = delayed.store
             stream = look(store, queue) or GONE
             start = self._checked(queue, start, stream)
