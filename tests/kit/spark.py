@@ -8,14 +8,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import Result
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from celery_ext import Delayed
 from celery_ext.spark import (
     JobReport,
     backlog,
     cancel,
+    connect,
     forget_job,
     job_report,
     jobs,
@@ -24,6 +27,7 @@ from celery_ext.spark import (
 )
 from celery_ext.spark.backup.transfer import backup, read_backup, restore, summary
 from celery_ext.spark.events.archive import log_events, read_archive
+from tests.kit.servers import Server
 from tests.kit.workers import ROOT
 
 JAN = datetime(2100, 1, 1, tzinfo=timezone.utc)
@@ -56,6 +60,18 @@ def run_examples(page: str, **places: str) -> dict[str, Any]:
             block = block.replace(there, here)
         exec(block, found)
     return found
+
+
+def start_when_awaited(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, a server that has ended starts again as soon as Spark waits for it."""
+    wait = connect._await
+
+    def start(delayed: Delayed) -> None:
+        if not server.running:
+            server.start()
+        wait(delayed)
+
+    monkeypatch.setattr(connect, "_await", start)
 
 
 def there_and_back(

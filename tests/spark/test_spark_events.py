@@ -15,8 +15,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from celery_ext import Delayed
-from celery_ext.spark import connect
 from celery_ext.spark.events import positions
 from celery_ext.spark.events import stream as events
 from celery_ext.spark.events.batches import SCHEMA
@@ -25,6 +23,7 @@ from celery_ext.spark.events.stream import EventOptions, EventReader
 from kombu_delayed.inspection.events import KEPT_MS
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.servers import available_kinds, start_server
+from tests.kit.spark import start_when_awaited
 from tests.kit.told import told
 
 pytestmark = pytest.mark.thorough
@@ -334,15 +333,8 @@ def test_a_query_stops_at_a_loss(
 
 def test_a_query_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that begins fails at once."""
-    wait = connect._await
-
-    def await_restart(delayed: Delayed) -> None:
-        if not server.running:
-            server.start()
-        wait(delayed)
-
-    monkeypatch.setattr(connect, "_await", await_restart)
     with start_server(available_kinds()[0], tmp_path, port=0, append_only=True) as server:
+        start_when_awaited(server, monkeypatch)
         given = {"broker": f"delayed+{server.url}", "queues": "q"}
         it = EventReader(EventOptions.parse(given), SCHEMA)
         with server.client() as client:

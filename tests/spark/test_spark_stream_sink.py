@@ -17,9 +17,11 @@ from pyspark.sql.types import StructType
 
 from celery_ext.spark import JobReport, job_report
 from celery_ext.spark.data_source import DefaultSource
-from celery_ext.spark.sink.stream_write import StreamWriter
+from celery_ext.spark.sink.stream_write import BatchWritten, StreamWriter
 from kombu_delayed.errors import OptionError
 from tests.kit.backlog import check_backlog
+from tests.kit.servers import available_kinds, start_server
+from tests.kit.spark import start_when_awaited
 
 pytestmark = pytest.mark.thorough
 
@@ -146,3 +148,16 @@ def test_a_batch_that_nobody_tells_of(url: str) -> None:
 def test_a_backlog_is_not_overwritten(url: str) -> None:
     with pytest.raises(OptionError, match="is not overwritten: use outputMode"):
         DefaultSource({"broker": url}).streamWriter(StructType.fromDDL(SCHEMA), True)
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_query_waits_for_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a batch, and before its end."""
+    with start_server(available_kinds()[0], tmp_path, port=0) as server:
+        start_when_awaited(server, monkeypatch)
+        server.kill()
+        broker = f"delayed+{server.url}"
+        made = writer(broker)
+        server.kill()
+        made.commit([BatchWritten(query="q")], 3)
+        assert job_report("q/3", broker=broker) == JobReport("q/3")

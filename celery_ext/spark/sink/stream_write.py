@@ -43,7 +43,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = WriteOptions.parse(own)
         self._has_name = any(name.lower() == "job_id" for name in own)
         self._schema = schema
-        BacklogWriter(self.options, schema)  # invalid options fail here
+        self._writer("", 0)  # invalid options fail here
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> BatchWritten:
         """Process the rows of a task. Raises like BacklogWriter, and OptionError."""
