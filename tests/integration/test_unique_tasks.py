@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from celery.exceptions import Reject, Retry
 from celery_ext import BulkError, BulkReport, Delayed
 from celery_ext.control.unique import AlreadyDelayed, UniqueTask, unique_headers
 from celery_ext.policies import Backoff, DropOlder
-from celery_ext.worker.requests.unique_hold import UniqueHold
+from celery_ext.worker.requests.unique_hold import WAITING_MS, UniqueHold
 from kombu_delayed.consumer.outbox import Held
 from kombu_delayed.errors import OptionError
 from tests.kit.extended import Bench
@@ -188,6 +190,30 @@ def test_which_ends_free_the_key(
     hold._of = lambda ms: Held("q", "k", "a", ms)
     hold.ended(error, acks_late)
     assert told == ([] if goes_on else [Held("q", "k", "a", 0)])
+
+
+@pytest.mark.parametrize(
+    ("until", "least", "most"),
+    [
+        (None, 0, 0),
+        (90, 90_000, 90_000),
+        (-1, 0, 0),
+        (math.inf, 0, 0),
+        ("soon", 0, 0),
+        ("2100-01-01T00:00:00", 10**12, 10**13),
+        (datetime(2100, 1, 1), 10**12, 10**13),
+    ],
+)
+def test_how_long_a_retry_keeps_the_key(
+    until: Any, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery takes each of these as the time of a retry."""
+    told: list[int] = []
+    monkeypatch.setattr(UniqueHold, "_tell", lambda self, held: told.append(held))
+    hold = UniqueHold.__new__(UniqueHold)
+    hold._of = lambda ms: ms
+    hold.waits(until)
+    assert least <= told[0] - WAITING_MS <= most
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -12,7 +11,8 @@ from celery.exceptions import Reject, Retry
 from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.outbox import Held
-from kombu_delayed.message.envelope import FINISHED, UNTIL_HEADER
+from kombu_delayed.message.clock import now_ms
+from kombu_delayed.message.envelope import FINISHED, UNTIL_HEADER, eta_to_ms
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.broker import own_broker
@@ -51,14 +51,12 @@ class UniqueHold:
         limit_ms = int(limit_seconds * 1000) + MARGIN_MS if limit_seconds else LONGEST_MS
         self._tell(self._of(limit_ms))
 
-    def waits(self, until: datetime | float | None) -> None:
+    def waits(self, until: Any) -> None:
         """Keep the key for a retry that is due then, or in these seconds.
 
         The shorter time of `begins` may reach the server after the retry has.
         """
-        if isinstance(until, datetime):
-            until = until.timestamp() - time.time()
-        self._tell(self._of(int(max(until or 0, 0) * 1000) + WAITING_MS))
+        self._tell(self._of(_ms_until(until) + WAITING_MS))
 
     def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
         """Release the key after an error or success, but not before a retry. Safe to call twice."""
@@ -75,3 +73,11 @@ class UniqueHold:
             own_broker(self._app).store.ask("hold", held.queue, entries=held[1:])
         except BROKER_FAILS as error:
             logger.warning("The unique key of task %s cannot be given back: %s", held.id, error)
+
+
+def _ms_until(until: Any) -> int:
+    try:
+        is_time = isinstance(until, (str, datetime))
+        return max(eta_to_ms(until) - now_ms() if is_time else int(until * 1000), 0)
+    except (TypeError, ValueError, OverflowError):  # Celery retries at once
+        return 0
