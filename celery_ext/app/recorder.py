@@ -9,7 +9,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +16,7 @@ from celery import Celery
 from celery.utils.log import get_logger
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
+from kombu_delayed.message.clock import now_ms
 from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.outcomes.records import ALIVE_SECONDS, BEAT_SECONDS, Note, Outcomes
 from kombu_delayed.store.outcomes.tallies import Tallies
@@ -24,6 +24,7 @@ from kombu_delayed.store.outcomes.tallies import Tallies
 from ..errors import BROKER_FAILS
 from ..tasks.failures import TRACEBACK_LENGTH, text_of
 from ..tasks.history import NESTING, Family, head_of, line_of, tenant_text
+from ..tasks.times import ms_until
 from .broker import Broker
 from .outcome_options import OutcomeOptions
 
@@ -160,13 +161,8 @@ class Recorder:
 
     def retrying(self, run: Run, error: Any, traceback: Any, **facts: Any) -> None:
         """Note that it will be retried, because of an error or at its own request."""
-        cause, when = error.exc, error.when
-        at_ms = int(time.time() * 1000)
-        if isinstance(when, datetime):
-            at_ms = int(when.timestamp() * 1000)
-        elif isinstance(when, (int, float)):
-            at_ms += int(when * 1000)
-        found = {"next_ms": at_ms, **facts}
+        cause = error.exc
+        found = {"next_ms": now_ms() + ms_until(error.when), **facts}
         if cause is not None:
             found |= _said(cause)
             found["traceback"] = str(traceback or "")[-TRACEBACK_LENGTH:]

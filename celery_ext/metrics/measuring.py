@@ -88,7 +88,7 @@ def _safely(tell: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(tell)
     def told(*given: Any) -> None:
-        if hand_over(partial(told, *given)):
+        if hand_over(told, *given):
             return
         thread = threading.get_ident()
         if thread in _counting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from kombu_delayed.message.clock import now_ms
 from kombu_delayed.message.durations import parse_length, parse_ms
 from kombu_delayed.message.envelope import eta_to_ms
 
@@ -41,6 +42,18 @@ def from_now_ms(name: str, seconds: float) -> int:
         raise QueryError(
             f"{name}={seconds!r} is not a time from now: give a number of seconds, such as 90"
         ) from error
+
+
+def ms_until(when: Any) -> int:
+    """The time until a retry in ms, from `when` of Celery's `Retry`: a time, or seconds from now.
+
+    It is negative for a time in the past, and 0 for anything else, which Celery retries at once.
+    """
+    try:
+        is_time = isinstance(when, (str, datetime))
+        return eta_to_ms(when) - now_ms() if is_time else int(when * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return 0
 
 
 def to_length(name: str, given: Length | None) -> timedelta | None:

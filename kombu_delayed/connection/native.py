@@ -40,10 +40,10 @@ def start_thread(target: Callable[[], None], name: str) -> None:
     """Run a function in a thread that does not keep the process from ending."""
     if gevent := _gevent():
         # Two threads that import the modules of the hub may deadlock.
-        logging_hub = _hubs.get(_ident()) or sys.modules["gevent"].get_hub()
+        hub = _program_hub() or sys.modules["gevent"].get_hub()
         _watch_end(gevent.get_original("time", "sleep"))
         run = gevent.get_original("_thread", "start_new_thread")
-        run(_run_beside_gevent, (target, logging_hub))
+        run(_run_beside_gevent, (target, hub))
     elif eventlet := _eventlet():
         _start_beside_eventlet(eventlet, target, name)
     else:
@@ -58,9 +58,9 @@ _is_ending = False
 CLOSING_SECONDS, LOOK_SECONDS = 2.0, 0.01
 
 
-def _run_beside_gevent(target: Callable[[], None], logging_hub: Any) -> None:
+def _run_beside_gevent(target: Callable[[], None], hub: Any) -> None:
     number = _ident()
-    _hubs[number] = logging_hub
+    _hubs[number] = hub
     try:
         target()
     finally:  # sockets have given the thread a hub, whose descriptors nothing else would close
@@ -87,10 +87,10 @@ def _end_beside_gevent(sleep: Callable[[float], None]) -> None:
 
 def _start_beside_eventlet(eventlet: Any, target: Callable[[], None], name: str) -> None:
     hubs: Any = sys.modules["eventlet.hubs"]
-    logging_hub = _hubs.get(_ident()) or hubs.get_hub()
+    hub = _program_hub() or hubs.get_hub()
 
     def run() -> None:
-        _hubs[_ident()] = logging_hub
+        _hubs[_ident()] = hub
         try:
             target()
         finally:
@@ -117,24 +117,25 @@ _hubs: dict[int, Any] = {}
 
 def is_beside_greenlets() -> bool:
     """Return whether this thread runs beside greenlets, where gevent can start no process."""
-    return bool(_hubs) and _ident() in _hubs
+    return _program_hub() is not None
 
 
-def hand_over(function: Callable[[], object]) -> bool:
-    """Run a function soon, in a greenlet of the program's thread, if this thread is beside it.
+def hand_over(function: Callable[..., object], *args: Any, **options: Any) -> bool:
+    """Call a function soon, in a greenlet of the program's thread, if this thread is beside it.
 
     Returns whether it is such a thread. Code that takes a patched lock, such as logging, must be
     handed over: eventlet's locks work in one thread only, and a greenlet that waits for one of
     gevent's while another thread has it may wait forever.
     """
-    hub = _hubs.get(_ident()) if _hubs else None
+    hub = _program_hub()
     if hub is None:
         return False
+    call = partial(function, *args, **options)
     # The hub itself must not wait, so it starts a greenlet that may.
     if _eventlet():
-        hub.schedule_call_global(0, sys.modules["eventlet.greenthread"].spawn_n, function)
+        hub.schedule_call_global(0, sys.modules["eventlet.greenthread"].spawn_n, call)
     elif loop := hub.loop:  # none if the thread of the hub has ended
-        loop.run_callback_threadsafe(sys.modules["gevent"].spawn, function)
+        loop.run_callback_threadsafe(sys.modules["gevent"].spawn, call)
     return True
 
 
@@ -143,7 +144,7 @@ class Logger(_Adapter):
 
     def log(self, level: int, msg: Any, *args: Any, **options: Any) -> None:
         """Like `log` of any logger."""
-        if not hand_over(partial(self.logger.log, level, msg, *args, **options)):
+        if not hand_over(self.logger.log, level, msg, *args, **options):
             super().log(level, msg, *args, **options)
 
 
@@ -168,6 +169,11 @@ class Bell:
             self._rings.get(timeout=seconds)
             while True:
                 self._rings.get_nowait()
+
+
+def _program_hub() -> Any:
+    """The hub of the program's thread if this thread is beside greenlets; None otherwise."""
+    return _hubs.get(_ident()) if _hubs else None
 
 
 def _ident() -> int:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kombu_delayed import embedded
+from tests.kit.greenlets import PATCHES, run_patched
 from tests.kit.servers import Server
 
 HEARS = """
-import {green}
 {patch}
 from kombu import Connection, Queue
 from celery_ext.app.signals import task_buried, watch_burials
@@ -41,7 +39,6 @@ with Connection("delayed+{url}", transport_options=options) as connection:
     print(*sorted(map(int, heard)))
 """
 CONNECTS = """
-import {green}
 {patch}
 import logging
 from kombu import Connection, Queue
@@ -60,11 +57,10 @@ with Connection("delayed+{url}", transport_options=options) as connection:
             pass
         before = lease_ends_at()
         while lease_ends_at() == before:
-            {green}.sleep(0.01)
+            green.sleep(0.01)
 print("renewed")
 """
 EMBEDDED = """
-import {green}
 {patch}
 import os, signal
 from pathlib import Path
@@ -88,33 +84,22 @@ with Connection("delayed+embedded://{url}") as connection:
     os.kill(int(Path("{url}", "server.pid").read_text()), signal.SIGKILL)
     native.start_thread(connect, "beside")
     while not errors:
-        {green}.sleep(0.01)
+        green.sleep(0.01)
     print(errors[0] if not isinstance(errors[0], UNREACHABLE) else "unreachable")
     print(connection.default_channel.client.ping())
 """
-PATCHES = {
-    "gevent": "from gevent import monkey; monkey.patch_all()",
-    "eventlet": "eventlet.monkey_patch()",
-}
-
-
-def run(script: str, url: str, green: str) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip(green)
-    program = script.format(url=url, green=green, patch=PATCHES[green])
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("green", PATCHES)
 def test_the_thread_of_the_leases_buries(server: Server, green: str) -> None:
-    done = run(HEARS, server.url, green)
+    done = run_patched(green, HEARS, url=server.url)
     assert done.stdout.split() == [str(n) for n in range(20)], done.stderr
     assert "Cannot switch" not in done.stderr
 
 
 @pytest.mark.parametrize("green", PATCHES)
 def test_it_connects_while_a_greenlet_has_the_lock_of_logging(server: Server, green: str) -> None:
-    done = run(CONNECTS, server.url, green)
+    done = run_patched(green, CONNECTS, url=server.url)
     assert done.stdout.splitlines() == ["renewed"], done.stderr
 
 
@@ -122,7 +107,7 @@ def test_it_connects_while_a_greenlet_has_the_lock_of_logging(server: Server, gr
 def test_it_leaves_a_killed_embedded_server_to_the_program(tmp_path: Path, green: str) -> None:
     directory = tmp_path / "broker"
     try:
-        done = run(EMBEDDED, str(directory), green)
+        done = run_patched(green, EMBEDDED, url=str(directory))
     finally:
         embedded.stop(directory)
     assert done.stdout.splitlines() == ["unreachable", "True"], done.stderr

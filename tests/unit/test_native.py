@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
+from tests.kit.greenlets import PATCHES, run_patched
+
 LOGS = """
-import {green} as green
 {patch}
 import logging, threading
 from kombu_delayed.connection import native
@@ -38,25 +38,16 @@ while len(lines) < 3:
     green.sleep(0.01)
 print(*lines, sep="\\n")
 """
-PATCHES = {
-    "gevent": "from gevent import monkey; monkey.patch_all()",
-    "eventlet": "green.monkey_patch()",
-}
 
 
 @pytest.mark.parametrize("green", PATCHES)
 def test_a_thread_logs_while_a_greenlet_has_the_lock(green: str) -> None:
-    pytest.importorskip(green)
-    script = LOGS.format(green=green, patch=PATCHES[green])
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
+    done = run_patched(green, LOGS)
     assert done.stdout.splitlines() == ["line 0", "line 1", "line 2"], done.stderr
     assert "Cannot switch" not in done.stderr
 
 
 COUNTS = """
-import {green} as green
 {patch}
 import threading
 from prometheus_client import Histogram
@@ -76,16 +67,11 @@ print(threads == [program])
 @pytest.mark.parametrize("green", PATCHES)
 def test_a_thread_counts_in_the_thread_of_the_greenlets(green: str) -> None:
     """The locks of prometheus_client are patched, too."""
-    pytest.importorskip(green)
-    script = COUNTS.format(green=green, patch=PATCHES[green])
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
+    done = run_patched(green, COUNTS)
     assert done.stdout == "True\n", done.stderr
 
 
 DESCRIPTORS = """
-import {green} as green
 {patch}
 import os, socket
 from kombu_delayed.connection import native
@@ -123,10 +109,6 @@ print(descriptors() - before)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("green", PATCHES)
 def test_threads_that_end_leave_no_descriptors(green: str) -> None:
-    pytest.importorskip(green)
-    script = DESCRIPTORS.format(green=green, patch=PATCHES[green])
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
+    done = run_patched(green, DESCRIPTORS)
     assert done.stdout, done.stderr
     assert int(done.stdout) <= 3

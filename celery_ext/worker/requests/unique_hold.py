@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 from celery import Celery
@@ -11,12 +10,12 @@ from celery.exceptions import Reject, Retry
 from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.outbox import Held
-from kombu_delayed.message.clock import now_ms
-from kombu_delayed.message.envelope import FINISHED, UNTIL_HEADER, eta_to_ms
+from kombu_delayed.message.envelope import FINISHED, UNTIL_HEADER
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.broker import own_broker
 from ...errors import BROKER_FAILS
+from ...tasks.times import ms_until
 
 logger = get_logger(__name__)
 
@@ -56,7 +55,7 @@ class UniqueHold:
 
         The shorter time of `begins` may reach the server after the retry has.
         """
-        self._tell(self._of(_ms_until(until) + WAITING_MS))
+        self._tell(self._of(max(ms_until(until), 0) + WAITING_MS))
 
     def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
         """Release the key after an error or success, but not before a retry. Safe to call twice."""
@@ -73,11 +72,3 @@ class UniqueHold:
             own_broker(self._app).store.ask("hold", held.queue, entries=held[1:])
         except BROKER_FAILS as error:
             logger.warning("The unique key of task %s cannot be given back: %s", held.id, error)
-
-
-def _ms_until(until: Any) -> int:
-    try:
-        is_time = isinstance(until, (str, datetime))
-        return max(eta_to_ms(until) - now_ms() if is_time else int(until * 1000), 0)
-    except (TypeError, ValueError, OverflowError):  # Celery retries at once
-        return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from time import perf_counter
 from typing import Any
 
@@ -83,9 +83,9 @@ def tell_of_burials(store: Any, queue: str, ids: Sequence[bytes]) -> None:
         told.buried(queue, len(ids))
     if burial_listeners:
         names = [id.decode(errors="surrogateescape") for id in ids]
-        submit = partial(_submit, store.for_others or store, queue, names)
-        if not hand_over(submit):
-            submit()
+        given = store.for_others or store, queue, names
+        if not hand_over(_submit, *given):
+            _submit(*given)
 
 
 def _submit(store: Any, queue: str, ids: list[str]) -> None:
