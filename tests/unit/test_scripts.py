@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError
 
 from kombu_delayed.store.calls import scripts
 from kombu_delayed.store.calls.scripts import Script, script
+from tests.kit.scripts import named
 
 LUA = files("kombu_delayed.store").joinpath("lua")
 NAMES = sorted(path.name[:-4] for path in LUA.iterdir() if path.name.endswith(".lua"))
@@ -25,6 +26,19 @@ EXAMPLE = """\
 -- arguments: others...
 local inner = #rest
 return {first, inner, plain, number, #others}
+"""
+
+
+#: Names that are bound again, or that stand in strings, comments and fields.
+VALUES = r"""-- values: shows which names are replaced.
+-- keys: first second
+-- arguments: given again field
+local HALF = 'it\'s -- given'  -- given
+local COUNT = 3
+local function join(again) return again .. HALF:sub(1, COUNT) end
+local found = {text = 'given', field = given}
+for second = 1, 2 do found.given = second end
+return {first, second, join('x'), again, field, found.field, found.text, found.given, #'"' .. given}
 """
 
 
@@ -57,6 +71,15 @@ def test_every_script_loads(name: str, client: redis.Redis) -> None:
     assert client.script_load(script(name).source) == script(name).sha
 
 
+def test_a_name_is_replaced_by_its_value_only_where_it_means_that(client: redis.Redis) -> None:
+    values = Script("values", VALUES)
+    given = {"first": "k", "second": "l", "given": "g", "again": "a", "field": "f"}
+    answer = [b"k", b"l", b"xit'", b"a", b"f", b"g", b"given", 2, b"1g"]
+    assert values(client.execute_command, **given) == answer
+    kept = re.findall(r"^local (?!function)(\w+)", values.source, re.MULTILINE)
+    assert kept == ["second", "again", "field", "found"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_script_names_all_it_takes(name: str) -> None:
     text = LUA.joinpath(f"{name}.lua").read_text(encoding="utf-8")
@@ -66,9 +89,9 @@ def test_every_script_names_all_it_takes(name: str) -> None:
     assert not re.search(r"\b(KEYS|ARGV)\b", text)
     assert not re.search(r"^-- (keys|arguments): ", body, re.MULTILINE)
     notes = re.findall(r"^--   (\w+): ", header, re.MULTILINE)
-    assert {*notes} <= script(name).names
-    used = script(name).names - {"absent"}
-    assert [each for each in used if script(name).source.count(each) < 2] == []
+    found = named(name)
+    assert {*notes} <= found.names
+    assert [each for each in found.names - {"absent"} if found.source.count(each) < 2] == []
 
 
 #: No key with these names ever exists: they are prefixes of keys, or stand for no key.
@@ -81,8 +104,8 @@ def test_a_script_with_keys_that_it_does_not_name_is_refused_while_a_slot_moves(
 
     Otherwise it would begin, and fail on the data that it does not find.
     """
-    keys = script(name).keys
-    text = re.sub("--.*", "", script(name).source)
+    found = named(name)
+    keys, text = found.keys, re.sub("--.*", "", found.source)
     used = re.findall(r"redis\.p?call\(\s*'[A-Z]+'\s*,\s*([\w.]*)", text)
     if {*used} - {*keys}:
         assert len(keys) > 1

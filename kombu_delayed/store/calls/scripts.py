@@ -20,6 +20,16 @@ _PARAMETER = re.compile(r"([a-z]\w*)(\.\.\.|:number)?")
 _INCLUDE = re.compile(r"^( *)-- include: (.*)$")
 _NEEDS = re.compile(r"^-- needs: (?!nothing$)(.*)$", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
+_STRING = r"'(?:\\.|[^'\\\n])*'"
+_CONSTANT = re.compile(
+    rf"^local (\w+) = ({_STRING}|\d+|(?:KEYS|ARGV)\[\d+\])(?: *--.*)?\n", re.MULTILINE
+)
+_NAMES = r"(\w+(?:, \w+)*)"
+_BOUND = re.compile(
+    rf"\blocal (?!function\b){_NAMES}|\bfunction ?\w*\({_NAMES}\)|\bfor {_NAMES} (?:=|in)\b"
+    rf"|(?<![.\w]){_NAMES} ?=(?!=)"
+)
+_WORD = re.compile(rf"--.*|{_STRING}|(?<!\.)[.:]\w+|\b[A-Za-z_]\w*")
 
 
 class Script:
@@ -39,10 +49,10 @@ class Script:
         for line in source.splitlines():
             if signature := _SIGNATURE.match(line):
                 declared = self._declared(signature[1], signature[2].split())
-                lines.append("local {} = {}".format(*map(", ".join, zip(*declared, strict=True))))
+                lines.extend(f"local {name} = {value}" for name, value in declared)
             else:
                 lines.extend(self._with_included(line))
-        return _without_unused("\n".join(lines) + "\n")
+        return _with_values(_without_unused("\n".join(lines) + "\n"))
 
     def _declared(self, kind: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
         """The local variable of each key or argument, and the expression of its value."""
@@ -150,6 +160,25 @@ def _without_unused(source: str) -> str:
     names = Counter(re.findall(r"\w+", re.sub(r"--.*", "", source)))
     left = _FUNCTION.sub(lambda each: "" if names[each[1]] == 1 else each[0], source)
     return source if left == source else _without_unused(left)
+
+
+def _with_values(source: str) -> str:
+    """Replace constants, keys and arguments by their values where the name has no other use.
+
+    In every call a server creates each function anew, and searches the locals that functions use
+    for those that this one uses.
+    """
+    code = re.sub(rf"--.*|{_STRING}", "", source)
+    bound = Counter(
+        name for names in _BOUND.findall(code) for each in names for name in each.split(", ")
+    )
+    values = {
+        name: f"({value})" if value.startswith("'") else value
+        for name, value in _CONSTANT.findall(source)
+        if bound[name] == 1
+    }
+    left = _CONSTANT.sub(lambda each: "" if each[1] in values else each[0], source)
+    return _WORD.sub(lambda word: values.get(word[0], word[0]), left)
 
 
 @cache
