@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
@@ -56,6 +58,15 @@ def test_a_message_is_found_by_its_id(store: Store, client: redis.Redis) -> None
     (moved,) = backlog.get("m78")
     assert (moved.kept.due_ms, moved.kept.message) == (9000, message(f"78-{BODY}").encode())
     assert len(check_backlog(client)) == 499
+
+
+def test_messages_are_deleted_without_being_read(store: Store, client: redis.Redis) -> None:
+    store.schedule("q", entries(500))
+    client.config_resetstat()
+    assert store.purge("q") == 500
+    called: Any = client.info("commandstats")
+    assert called["cmdstat_hdel"]["calls"] < 1000  # not once in each generation
+    assert {"cmdstat_hget", "cmdstat_hmget"}.isdisjoint(called)
 
 
 @pytest.mark.parametrize("way", ["deliver", "cancel", "purge"])

@@ -123,38 +123,42 @@ local function left_buckets(key, names)
   if #names > 0 and redis.call('EXISTS', unpack(names)) < #names then leave_first(key) end
 end
 
--- Removes fields. Returns how many existed, and their values, packed or not; false for missing ones.
-local function bucket_take_all(key, fields)
-  local found, count = {}, 0
-  if (layouts[key] or layout_of(key)).last == 0 then
-    for i = 1, #fields, 1000 do
-      local some = {unpack(fields, i, math.min(i + 999, #fields))}
-      for _, value in ipairs(redis.call('HMGET', key, unpack(some))) do found[#found + 1] = value end
-      count = count + redis.call('HDEL', key, unpack(some))
-    end
-    return count, found
+-- Removes a field from the newest bucket that has it. Returns this bucket and its generation, or nil.
+local function bucket_remove(key, field, layout)
+  local hash = hash_of(field)
+  for generation = layout.last, layout.first, -1 do
+    local bucket = bucket_name(key, generation, hash)
+    if redis.call('HDEL', bucket, field) == 1 then return bucket, generation end
   end
-  local left, is_left = {}, {}
-  for i, field in ipairs(fields) do
-    local value, bucket, generation = bucket_find(key, field)
-    found[i] = value
-    if value then
-      redis.call('HDEL', bucket, field)
+  if layout.first > 0 and redis.call('HDEL', key, field) == 1 then return key, 0 end
+end
+
+-- Removes fields without reading their values. Returns how many existed.
+local function bucket_drop_all(key, fields)
+  local layout, count, left, is_left = layouts[key] or layout_of(key), 0, {}, {}
+  if layout.last == 0 then
+    for i = 1, #fields, 1000 do count = count + redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
+    return count
+  end
+  for _, field in ipairs(fields) do
+    local bucket, generation = bucket_remove(key, field, layout)
+    if bucket then
       count = count + 1
-      if generation <= layouts[key].first and not is_left[bucket] then
-        left[#left + 1], is_left[bucket] = bucket, true
-      end
+      if generation <= layout.first and not is_left[bucket] then left[#left + 1], is_left[bucket] = bucket, true end
     end
   end
   left_buckets(key, left)
-  return count, found
+  return count
 end
 
-local function bucket_drop_all(key, fields)
-  if (layouts[key] or layout_of(key)).last > 0 then return (bucket_take_all(key, fields)) end
-  local count = 0
-  for i = 1, #fields, 1000 do count = count + redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
-  return count
+-- Removes fields. Returns their values, packed or not; false for missing ones.
+local function bucket_take_all(key, fields)
+  local found = {}
+  for i = 1, #fields, 1000 do
+    for _, value in ipairs(bucket_read_all(key, {unpack(fields, i, math.min(i + 999, #fields))})) do found[#found + 1] = value end
+  end
+  bucket_drop_all(key, fields)
+  return found
 end
 
 local function bucket_drop(key, field)
