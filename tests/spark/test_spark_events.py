@@ -224,7 +224,11 @@ def test_what_is_lost(
 @needs_counts
 @pytest.mark.parametrize("restarted", [False, True])
 def test_trimmed_after_the_batch_was_planned(
-    restarted: bool, tell: Tell, reader: Make, client: redis.Redis
+    restarted: bool,
+    tell: Tell,
+    reader: Make,
+    client: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     tell(100)
     it, start, end = reader(), offset("50-0", 50), offset("100-0", 100)
@@ -232,7 +236,10 @@ def test_trimmed_after_the_batch_was_planned(
     trimmed(client, 40)
     with pytest.raises(EventsLost, match="10 lifecycle events of queue 'q' were trimmed"):
         ids(reader() if restarted else it, start, end)
+    caplog.clear()
     assert ids(reader(fail_on_data_loss=False), start, end) == numbered(61, 100)
+    assert "10 lifecycle events" in caplog.text
+    assert "To continue" not in caplog.text  # it does
 
 
 @needs_counts

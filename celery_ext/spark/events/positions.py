@@ -110,16 +110,14 @@ class Loss:
             f"{count} lifecycle events of queue {queue!r} were trimmed before they were read: "
             f"the checkpoint is at {self.position.id}, and the oldest that is kept is {oldest}. "
             f"Read more often, or raise the transport option delayed_events of all processes (the "
-            f"queue has {self.stream.length:,} events now). To continue after the gap, set "
-            "fail_on_data_loss=false (--skip-lost on the command line)"
+            f"queue has {self.stream.length:,} events now)"
         )
 
     def _of_another(self) -> str:
         return (
             f"the lifecycle events of queue {label(self.queue)!r} were deleted and started again: "
             f"the checkpoint is at {self.position}, and the last one is {self.stream.end} now. "
-            "Events in between are lost. To continue, set fail_on_data_loss=false (--skip-lost on "
-            "the command line)"
+            "Events in between are lost"
         )
 
 

@@ -257,7 +257,10 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lost(self, missing: Loss) -> None:
         if self.options.fails:
-            raise EventsLost(str(missing))
+            raise EventsLost(
+                f"{missing}. To continue after the gap, set fail_on_data_loss=false (--skip-lost "
+                "on the command line)"
+            )
         logger.warning("%s", missing)
 
 

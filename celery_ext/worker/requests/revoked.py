@@ -59,15 +59,16 @@ class RevokedTasks(bootsteps.StartStopStep):
         if self._thread is not None and self._thread.is_alive():
             return
         self._add()
-        if time.time() - self._read_at >= READ_SECONDS:
+        if time.monotonic() - self._read_at >= READ_SECONDS:
             self._thread = Thread(target=self._read, name="delayed-revoked", daemon=True)
             self._thread.start()
 
     def _read(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         is_whole = now - self._whole_at >= WHOLE_SECONDS
+        since = 0 if is_whole else time.time() - (now - self._read_at) - OVERLAP_SECONDS
         try:
-            self._found = self._revoked.since(0 if is_whole else self._read_at - OVERLAP_SECONDS)
+            self._found = self._revoked.since(since)
         except BrokerError:
             raise
         except BROKER_FAILS as error:
