@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -185,3 +186,13 @@ def test_examples_are_true(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(examples) > 20
     for example in examples:
         assert cli(*shlex.split(example), input="y\n").exit_code in (0, 1), example
+
+
+def test_json_is_what_the_page_says(cli: Cli) -> None:
+    text = (ROOT / "docs" / "guides" / "command-line.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| (.*) \| an array \|$", text, re.MULTILINE)
+    arrays = set(re.findall(r"`([a-z -]+)`", row))
+    objects = {"count", "metrics", "forecast", "doctor", "show x", "history x", "dead show x"}
+    for words in {*arrays, *objects, "failed", "limits", "pause", "policies", "token list"}:
+        result = cli(*words.split(), "--json")
+        assert isinstance(json.loads(result.stdout), list) == (words in arrays), words
