@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from kombu.utils.scheduling import CYCLE_ALIASES, cycle_by_name
+from redis import SSLConnection
 
-from ..errors import OptionError
+from ..errors import OptionError, UrlError
 
 PREFIX = "delayed_"
 
@@ -159,10 +161,26 @@ class Options:
 
 def unknown(name: str, known: Collection[str]) -> OptionError:
     """The error for a name that is not known. It suggests the most similar one, or lists all."""
+    return OptionError(f"unknown transport option {name!r}; {_hint(name, known)}")
+
+
+def _hint(name: str, known: Collection[str]) -> str:
     longer = [each for each in known if each.startswith(name + "_")]
     close = longer or difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
-    return OptionError(f"unknown transport option {name!r}; {hint}")
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sorted(known))}"
+
+
+def check_tls_options(options: Mapping[str, Any]) -> None:
+    """Raise UrlError for a name that connections of redis-py do not take."""
+    own, *others = (
+        inspect.signature(vars(each)["__init__"]).parameters
+        for each in SSLConnection.__mro__
+        if "__init__" in vars(each)
+    )
+    for name in options:
+        if not any(name in names for names in (own, *others)):
+            known = [each for each in own if each.startswith("ssl_")]
+            raise UrlError(f"unknown TLS option {name!r}; {_hint(name, known)}")
 
 
 def check_kombu_options(transport_options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from kombu import Connection
 from kombu.utils.url import parse_ssl_cert_reqs, url_to_parts
 
 from ..errors import UrlError
+from .options import check_tls_options
 
 FORMS = (
     "delayed+redis://[user:password@]host:port/db, delayed+rediss://…, "
@@ -228,6 +229,7 @@ def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any]
     if scheme not in _TLS and not configured and not in_url:
         return None
     options = {**(configured if isinstance(configured, dict) else {}), **in_url}
+    check_tls_options(options)
     requirement = options.get("ssl_cert_reqs")
     if isinstance(requirement, str):
         try:

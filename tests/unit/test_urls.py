@@ -198,6 +198,8 @@ def test_parts_may_come_beside_the_url() -> None:
         ("redis://h:port/0", "cannot read the broker URL"),
         ("redis://h:99999/0", "cannot read the broker URL"),
         ("redis://h/0?socket_timeout=1", "the broker URL takes no option 'socket_timeout' after"),
+        ("rediss://h/0?ssl_ca_cert=ca", "unknown TLS option 'ssl_ca_cert'; did you mean 'ssl_ca_c"),
+        ("rediss://h/0?ssl_x=1", "unknown TLS option 'ssl_x'; there are ssl_ca_certs, ssl_ca_data"),
         ("rediss://h/0?ssl_cert_reqs=x", "ssl_cert_reqs is required, optional or none, not 'x'"),
         (
             "socket://tmp/x.sock",
@@ -355,6 +357,13 @@ def test_broker_use_ssl(url: str, configured: Any, expected: dict[str, Any] | No
     given = copy(configured)
     assert address(Connection(f"delayed+{url}", ssl=configured)).ssl == expected
     assert configured == given
+
+
+def test_broker_use_ssl_for_another_transport() -> None:
+    """Those of RabbitMQ have no ssl_ in front."""
+    connection = Connection("delayed+rediss://h", ssl={"keyfile": "k", "ssl_ca_certs": "ca"})
+    with pytest.raises(UrlError, match="unknown TLS option 'keyfile'; did you mean 'ssl_keyfile'"):
+        address(connection)
 
 
 # Failover.
