@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -97,5 +98,13 @@ class TlsConnection(SSLConnection):
                 f"no answer to a TLS handshake from {self.host}:{self.port} within "
                 f"{HANDSHAKE_SECONDS:g} s: does this port speak TLS, as the broker URL says?"
             ) from None
+        except (FileNotFoundError, PermissionError) as error:
+            raise ConnectionError(f"{self._unreadable()}: {error.strerror}") from error
         wrapped.settimeout(self.socket_timeout)
         return wrapped
+
+    def _unreadable(self) -> str:
+        # The error of `ssl` does not name the file.
+        paths = {f"ssl_{name}": getattr(self, name) for name in ("ca_certs", "certfile", "keyfile")}
+        found = [f"{each} {p}" for each, p in paths.items() if p and not os.access(p, os.R_OK)]
+        return f"cannot read {', '.join(found) or 'a file for TLS'}"

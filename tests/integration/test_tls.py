@@ -48,6 +48,14 @@ def test_an_unknown_authority_is_refused(tls_server: Server) -> None:
     refuses(Connection(f"delayed+redis://127.0.0.1:{tls_server.port}/0", ssl=True))
 
 
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
+def test_a_missing_file_is_named(tls_server: Server, option: str) -> None:
+    options = {"ssl_ca_certs": str(tls_server.ca_file), option: "/no/such.pem"}
+    connection = Connection(f"delayed+{tls_server.url}", ssl=options)
+    with connection, pytest.raises(connection.connection_errors, match=f"{option} /no/such.pem"):
+        connection.connect()
+
+
 def test_plain_text_to_a_tls_server_is_a_connection_error(tls_server: Server) -> None:
     connection = Connection(f"delayed+redis://127.0.0.1:{tls_server.port}/0")
     with connection, pytest.raises(connection.connection_errors):
