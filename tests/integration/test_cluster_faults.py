@@ -342,3 +342,25 @@ def test_the_kit_finishes_a_broken_move(cluster: Cluster, names: list[str], brok
     with cluster.routed() as client:
         assert [client.get(f"{{{name}}}{n}") for n in range(30)] == [b"%d" % n for n in range(30)]
     assert cluster.master_of(name) is target
+
+
+def test_a_worker_starts_while_the_nodes_are_full(
+    cluster: Cluster, ledger: Ledger, tmp_path: Path
+) -> None:
+    names = cluster.queues_apart()
+    setup = settings(cluster, ledger)
+    app = make_app(setup)
+    ids = [sender(app, names)(n) for n in range(12)]
+    clients = [cluster.client(server) for server in cluster.servers]
+    try:
+        for client in clients:
+            client.config_set("maxmemory", 1)
+        with Worker(setup, tmp_path, pool="threads", queues=names):
+            ledger.wait_for_all(ids)
+            for client in clients:
+                client.config_set("maxmemory", 0)
+            ledger.wait_for_all([sender(app, names)(n) for n in range(3)])
+    finally:
+        for client in clients:
+            client.config_set("maxmemory", 0)
+            client.close()

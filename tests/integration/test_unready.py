@@ -271,6 +271,51 @@ def test_a_full_server_takes_nothing_and_gives_everything(
         assert worker.running
 
 
+@pytest.mark.smoke
+def test_a_worker_starts_on_a_full_server(
+    own_server: Server, ledger: Ledger, tmp_path: Path
+) -> None:
+    setup = Settings(f"delayed+{own_server.url}", None, {}, str(ledger.path))
+    app = make_app(setup)
+    ids = [app.send_task("record", countdown=0.1 * n).id for n in range(20)]
+    worker = Worker(setup, tmp_path, pool="threads", gossip=True)
+    with full(own_server), worker:
+        ledger.wait_for_all(ids)
+    assert set(ledger.runs().values()) == {1}
+    assert "Traceback" not in worker.log
+
+
+def test_a_consumer_binds_its_queue_when_a_full_server_has_memory_again(own_server: Server) -> None:
+    exchange = Exchange("news", type="topic")
+    url = f"delayed+{own_server.url}"
+    with Connection(url) as consuming, Connection(url) as sending, own_server.client() as client:
+        Queue("others", exchange, routing_key="#")(sending).declare()
+        with full(own_server):
+            inbox = Inbox(consuming.channel(), Queue("mine", exchange, routing_key="#"))
+
+        def is_bound() -> bool:
+            inbox.drain(0.05)
+            return client.scard("_kombu.binding.news") == 2
+
+        wait_until(is_bound, "the queue is bound")
+        sending.Producer(exchange=exchange, routing_key="any").publish("hello")
+        assert inbox.receive(1) == ["hello"]
+
+
+def test_a_sender_binds_a_queue_that_a_full_server_has_refused(own_server: Server) -> None:
+    exchange = Exchange("news", type="topic")
+    with Connection(f"delayed+{own_server.url}") as connection:
+        producer = connection.Producer(exchange=exchange, routing_key="any")
+        queues = [Queue(name, exchange, routing_key="#")(connection) for name in ("a", "b")]
+        queues[0].declare()
+        with full(own_server):
+            queues[1].declare()
+            with pytest.raises(ServerFull):
+                producer.publish("refused")
+        producer.publish("taken")
+        assert [queue.get(no_ack=True).payload for queue in queues] == ["taken", "taken"]
+
+
 def test_a_batch_on_a_full_server(own_server: Server) -> None:
     with Connection(f"delayed+{own_server.url}") as connection:
         MAIL(connection).declare()

@@ -17,7 +17,7 @@ from ...consumer.consumer import Consumer
 from ...consumer.lease.lease import Lease
 from ...consumer.session import Session
 from ...consumer.unacked import Message, QoS
-from ...errors import UNREACHABLE, FormatError
+from ...errors import UNREACHABLE, FormatError, ServerFull
 from ...message.envelope import check_task
 from ...store.calls import instrumentation
 from ...store.calls.shards import LOOK_SECONDS, is_shard, queue_of
@@ -137,11 +137,16 @@ class ConsumingChannel(ConnectingChannel):
         return shards
 
     def follow_shards(self) -> None:
-        """Also consume the shards over which another process has begun to spread a queue."""
+        """Also consume the shards over which another process has begun to spread a queue.
+
+        And bind what a full server has refused.
+        """
         now = monotonic()
         if self.consumer is None or now < self._shards_at:
             return
         self._shards_at = now + LOOK_SECONDS
+        with suppress(*UNREACHABLE, ServerFull):
+            self.bind_refused()
         with suppress(*UNREACHABLE):
             sources = self.consumer.sources
             spread = [each for each in sources.values() if not is_shard(each.queue)]

@@ -133,6 +133,7 @@ class PublishingChannel(ConnectingChannel):
             raise AlreadyDelayed(unique.key, other)
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        self.bind_refused()
         found = super()._lookup(exchange, routing_key, default)
         return found or self._rebind(exchange, routing_key)
 

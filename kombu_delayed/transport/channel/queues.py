@@ -5,15 +5,23 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from ...errors import UNREACHABLE, OptionError
+from ...connection.native import get_logger
+from ...errors import UNREACHABLE, OptionError, ServerFull
 from ...store.calls.shards import is_shard, number_of, queue_of
 from ...store.keys import is_taken
 from ...store.store import Size
 from .connecting import ConnectingChannel
 
+logger = get_logger(__name__)
+
 
 class QueueChannel(ConnectingChannel):
     """Declares queues and deletes them. The size of a queue counts messages ready or due."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        #: The bindings that a full server has refused.
+        self._unbound: list[tuple[str, str, str, str]] = []
+        super().__init__(*args, **kwargs)
 
     def _new_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         if is_shard(queue):
@@ -34,6 +42,28 @@ class QueueChannel(ConnectingChannel):
         super()._new_queue(queue, *args, **kwargs)
         if queue in self._expires or queue in self.auto_delete_queues or kwargs.get("exclusive"):
             self.store.shards.keep_whole(queue)
+
+    def _queue_bind(self, exchange: str, routing_key: str, pattern: str, queue: str) -> None:
+        try:
+            super()._queue_bind(exchange, routing_key, pattern, queue)
+        except ServerFull:
+            # No error: a worker that starts now frees memory, and most often it is bound already.
+            self._unbound.append((exchange, routing_key, pattern, queue))
+            logger.warning(
+                "The server is full: queue %r is bound to exchange %r when it has memory again",
+                queue,
+                exchange,
+            )
+
+    def _refresh_bindings(self, queues: list[str]) -> None:
+        with suppress(ServerFull):  # they last for two more refreshes
+            super()._refresh_bindings(queues)
+
+    def bind_refused(self) -> None:
+        """Bind what a full server has refused. Raises ServerFull if it still does."""
+        for each in tuple(self._unbound):
+            super()._queue_bind(*each)
+            self._unbound.remove(each)
 
     def _sizes(self, queue: str) -> list[Size]:
         return [self.store.size(shard) for shard in self.store.shards.all(queue)]

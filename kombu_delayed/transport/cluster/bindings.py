@@ -7,7 +7,7 @@ from time import monotonic
 from kombu.utils.encoding import bytes_to_str
 
 from ...connection.native import get_logger
-from ...errors import UNREACHABLE, NodeDown
+from ...errors import UNREACHABLE, NodeDown, ServerFull
 from ...store.keys import bindings, lasting_bindings
 from ..channel.connecting import ConnectingChannel
 
@@ -15,6 +15,9 @@ logger = get_logger(__name__)
 
 #: A binding that could not be written is tried again after this time.
 RETRY_SECONDS = 1.0
+
+#: Errors of a node that may be able to store a binding soon.
+_NOT_NOW: tuple[type[BaseException], ...] = (*UNREACHABLE, ServerFull)
 
 
 class ClusterBindings:
@@ -40,7 +43,7 @@ class ClusterBindings:
         if (exchange, member) in self._missing:
             # No error, so that the caller continues with other bindings.
             logger.warning(
-                "Queue %r is bound to exchange %r when its node is back", queue, exchange
+                "Queue %r is bound to exchange %r when its node can store that", queue, exchange
             )
 
     def retry(self) -> None:
@@ -54,7 +57,7 @@ class ClusterBindings:
             self._missing.pop((exchange, member), None)
             try:
                 self.write(exchange, member, queue)
-            except UNREACHABLE as error:
+            except _NOT_NOW as error:
                 logger.info("Cannot bind queue %r to exchange %r now: %s", queue, exchange, error)
                 self._missing[exchange, member] = queue
 

@@ -13,7 +13,7 @@ from ...connection.native import get_logger
 from ...consumer.cluster_consumer import ClusterConsumer
 from ...consumer.consumer import Consumer
 from ...consumer.lease.cluster_lease import ClusterLease
-from ...errors import UNREACHABLE, OptionError
+from ...errors import UNREACHABLE, OptionError, ServerFull
 from ...store.calls.shard_placement import queue_with
 from ...store.calls.shards import queue_of
 from ..channel.channel import Channel
@@ -84,7 +84,8 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
                     queue, exchange, routing_key, arguments
                 )
                 member = self.bindings.member(routing_key, pattern, queue)
-                self.bindings.write(exchange, member, queue)
+                with suppress(ServerFull):  # it lasts for two more refreshes
+                    self.bindings.write(exchange, member, queue)
 
     def sweep_bindings(self, limit: int = 100) -> int:
         """Does nothing: on a Cluster, tables that nobody refreshes expire on the server."""
