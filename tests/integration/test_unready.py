@@ -316,6 +316,19 @@ def test_a_sender_binds_a_queue_that_a_full_server_has_refused(own_server: Serve
         assert [queue.get(no_ack=True).payload for queue in queues] == ["taken", "taken"]
 
 
+def test_a_retry_that_a_full_server_refuses_is_a_dead_letter(
+    own_server: Server, ledger: Ledger, tmp_path: Path
+) -> None:
+    config = {"task_acks_late": True}
+    setup = Settings(f"delayed+{own_server.url}", None, {}, str(ledger.path), config)
+    app = make_app(setup)
+    id = app.send_task("retry", (0.1,), countdown=0.1).id
+    worker = Worker(setup, tmp_path, pool="threads")
+    with full(own_server), worker, own_server.client() as client:
+        wait_until(lambda: client.zcard("{celery}:dead") == 1, "it is a dead letter")
+    assert ledger.runs() == {id: 1}
+
+
 def test_a_batch_on_a_full_server(own_server: Server) -> None:
     with Connection(f"delayed+{own_server.url}") as connection:
         MAIL(connection).declare()
