@@ -290,7 +290,7 @@ def test_a_consumer_binds_its_queue_when_a_full_server_has_memory_again(own_serv
     url = f"delayed+{own_server.url}"
     with Connection(url) as consuming, Connection(url) as sending, own_server.client() as client:
         Queue("others", exchange, routing_key="#")(sending).declare()
-        with full(own_server):
+        with full(own_server), pytest.warns(match="queue 'mine' is bound to exchange 'news' when"):
             inbox = Inbox(consuming.channel(), Queue("mine", exchange, routing_key="#"))
 
         def is_bound() -> bool:
@@ -309,7 +309,8 @@ def test_a_sender_binds_a_queue_that_a_full_server_has_refused(own_server: Serve
         queues = [Queue(name, exchange, routing_key="#")(connection) for name in ("a", "b")]
         queues[0].declare()
         with full(own_server):
-            queues[1].declare()
+            with pytest.warns(match="the server is full"):
+                queues[1].declare()
             with pytest.raises(ServerFull):
                 producer.publish("refused")
         producer.publish("taken")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from typing import Any
 
-from ...connection.native import get_logger
 from ...errors import UNREACHABLE, OptionError, ServerFull
 from ...store.calls.shards import is_shard, number_of, queue_of
 from ...store.keys import is_taken
 from ...store.store import Size
 from .connecting import ConnectingChannel
-
-logger = get_logger(__name__)
 
 
 class QueueChannel(ConnectingChannel):
@@ -49,10 +47,10 @@ class QueueChannel(ConnectingChannel):
         except ServerFull:
             # No error: a worker that starts now frees memory, and most often it is bound already.
             self._unbound.append((exchange, routing_key, pattern, queue))
-            logger.warning(
-                "The server is full: queue %r is bound to exchange %r when it has memory again",
-                queue,
-                exchange,
+            warnings.warn(
+                f"the server is full: queue {queue!r} is bound to exchange {exchange!r} when it "
+                "has memory again",
+                stacklevel=2,
             )
 
     def _refresh_bindings(self, queues: list[str]) -> None:
