@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+#: When to look for a claim that has reached the server after its connection was lost, in seconds:
+#: a network may deliver it minutes later.
+LATE_SECONDS = (5.0, 30.0, 120.0, 600.0)
+
 #: A program that takes longer over a message runs its tasks in the thread that waits for messages.
 BLOCKING_SECONDS = 0.1
 
@@ -48,6 +52,8 @@ class Part:
         self._qos = session.qos
         #: Changes with each new connection, and each time the server has lost the lease.
         self._compared_over = 0
+        #: When to compare again, because a lost claim may arrive late.
+        self.compare_at: tuple[float, ...] = ()
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
@@ -120,7 +126,7 @@ class Part:
             latest = min(latest, now + self.session.lease.seconds / 3)
         if now < retry.hold_until:
             latest = min(latest, retry.hold_until)
-        return self.claims.next_at(latest)
+        return self.claims.next_at(min((latest, *self.compare_at[:1])))
 
     def _step(self, now: float) -> None:
         session, claims = self.session, self.claims
@@ -144,6 +150,9 @@ class Part:
                 outbox.flush(session.store, session.lease, slots_wait)
             if claims.unsure:
                 claims.recover_all()
+                self.compare_at = tuple(now + seconds for seconds in LATE_SECONDS)
+            if self.compare_at and now >= self.compare_at[0]:
+                self.compare_at, self._compared_over = self.compare_at[1:], -1
             if self._compared_over != (over := outbox.told_over + session.lease.outlasted):
                 self._compare(over)
             claims.claim_wanted(now)
@@ -168,7 +177,8 @@ class Part:
         """Correct the server for queues of which every answer has arrived.
 
         A server that was restarted from an older snapshot says that messages are held that were
-        acknowledged since. One that has lost its data has lost the slots of running tasks.
+        acknowledged since. One that has lost its data has lost the slots of running tasks. One that
+        has got a claim late says that messages are held that this consumer has never received.
         `claimed` has the tags of messages that were not handed out, or that were taken back since.
         Corrections for messages that are not held any more go into the outbox.
         """
@@ -179,8 +189,8 @@ class Part:
         for queue, (tags, with_slots) in found.items():
             if stale := sorted(tag for tag in tags - known if tag <= last_tag):
                 logger.warning(
-                    "The server has older data: %d messages of queue %r that this consumer has "
-                    "acknowledged run again",
+                    "The server has older data, or has got a claim late: %d messages of queue %r "
+                    "that this consumer has acknowledged, or not received, run again",
                     len(stale),
                     queue,
                 )

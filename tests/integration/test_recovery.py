@@ -263,6 +263,26 @@ def test_a_claim_that_is_interrupted_hands_nothing_out_twice(own_server: Server)
         assert sorted(inbox.receive(4), key=str) == [*range(3), "last"]
 
 
+def test_a_claim_that_reaches_the_server_after_its_connection_was_given_up(
+    own_server: Server,
+) -> None:
+    with Connection(f"delayed+{own_server.url}") as connection:
+        inbox = Inbox(connection, MAIL, prefetch_count=10)
+        publish(connection, "first")
+        inbox.receive(1)
+        consumer = inbox.consumer.channel.consumer
+        part, session = consumer.parts[0], consumer.session
+        part.claims.unsure["mail"] = session.tag
+        session.tag += 1
+        part.step()
+        assert part.compare_at
+        publish(connection, "late")
+        own = {"tag": session.tag, "lease_ms": session.lease.ms}
+        assert consumer.store.deliver("mail", session.lease.consumer, want=1, **own).records
+        part.compare_at = (0.0,)
+        assert inbox.receive(2) == ["first", "late"]
+
+
 def lose_an_answer(proxy: Proxy, call: Callable[[], Any]) -> None:
     """The server runs the command, but its answer is lost."""
     proxy.pause()
