@@ -6,8 +6,10 @@ import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Barrier
+from time import sleep
 from typing import Any
 
 import pytest
@@ -148,6 +150,24 @@ def test_a_body_that_hangs_is_no_failure_where_the_status_counts(receiver: Recei
 
     receiver.answers["/hang"] = hang
     assert call(receiver, "/hang", by_status=True).code == 100
+
+
+def test_a_body_that_drips_is_not_waited_for(receiver: Receiver) -> None:
+    """Each byte began the time for the rest anew, and a slot was taken until the timeout."""
+
+    def drip(handler: Any) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "40")
+        handler.end_headers()
+        with suppress(OSError):  # the connection is closed
+            for _ in range(40):
+                handler.wfile.write(b"x")
+                sleep(module.LITTLE_SECONDS / 10)
+
+    receiver.answers["/drip"] = drip
+    assert call(receiver, "/drip", by_status=True).code == 100
+    assert call(receiver).code == 100
+    assert receiver.connections == 2
 
 
 def test_a_fork_has_its_own(receiver: Receiver) -> None:

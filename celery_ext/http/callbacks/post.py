@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -113,14 +114,23 @@ def _keep(connection: Connection, response: http.client.HTTPResponse) -> None:
     with suppress(OSError, http.client.HTTPException, ValueError):
         left = response.length
         if left is not None and left <= LITTLE_BYTES and connection.sock is not None:
-            connection.sock.settimeout(LITTLE_SECONDS)
-            response.read()
+            _read_little(connection.sock, response)
     is_final = response.status >= 200  # after a 101 another protocol begins
     if is_final and response.isclosed() and not response.will_close:
         idle.give(connection)
     else:
         response.close()
         connection.close()
+
+
+def _read_little(sock: socket.socket, response: http.client.HTTPResponse) -> None:
+    until = time.monotonic() + LITTLE_SECONDS
+    while response.length and (seconds := until - time.monotonic()) > 0:
+        sock.settimeout(seconds)  # it begins again with each byte
+        if not response.read1():
+            return
+    if not response.length:
+        response.read()  # it notes that this was the end
 
 
 def _code(raw: bytes) -> int:
