@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from multiprocessing import get_context
 from time import monotonic, time
 from typing import Any
@@ -285,6 +286,48 @@ def test_killed_on_the_way(filled: Delayed, state: str, moment: str) -> None:
     for info in filled.find(queue="celery"):
         due_ms = max(dues.get(info.id, 0), (time() + 60) * 1000)
         assert (info.due_ms or 0) <= due_ms
+
+
+@pytest.mark.parametrize("state", ["delayed", "ready"])
+def test_ctrl_c_on_the_way(filled: Delayed, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """The task whose answer was awaited stayed in both queues, and ran twice."""
+    put = Channel._put
+
+    def interrupted(self: Any, *args: Any, **options: Any) -> None:
+        put(self, *args, **options)
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Channel, "_put", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        filled.redirect_many(Query(queue="celery", state=state), "other")
+    found = where(filled)
+    assert sorted(id for ids in found.values() for id in ids) == [
+        "d0",
+        "d1",
+        "d2",
+        "r0",
+        "r1",
+        "r2",
+        "there",
+    ]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c(filled: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker may never answer."""
+    count = [0]
+
+    def hangs(self: Any, *args: Any, **options: Any) -> None:
+        while count[0] < 2:
+            count[0] += 1
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Channel, "_put", hangs)
+    with pytest.raises(KeyboardInterrupt):
+        filled.redirect("d1", "other")
+    monkeypatch.undo()
+    assert where(filled)["celery"] == ["d0", "d1", "d2", "r0", "r1", "r2"]
 
 
 def _die(delayed: Delayed, state: str, moment: str) -> None:

@@ -27,6 +27,7 @@ from ...tasks.body import payload_of
 from ...tasks.dead_task import DeadTask
 from ...tasks.task_info import TaskInfo
 from .ready import ReadyTask, amend, ready_tasks
+from .unbroken import unbroken
 
 #: How long tasks that are being moved are held back from workers, and how many at a time.
 HOLD_MS, HELD = 60_000, 50
@@ -44,8 +45,9 @@ class Redirect:
 
     No worker gets a task meanwhile, because it is held as delayed in its old queue. If the process
     is killed, held tasks stay there, at most a minute late; one task may be in both queues and run
-    twice. A task keeps its due time and its priority, and retries stay in the new queue. A task
-    that others change meanwhile stays where it is. Raises QueryError for an unknown queue.
+    twice. A first Ctrl-C waits until the held tasks are moved. A task keeps its due time and its
+    priority, and retries stay in the new queue. A task that others change meanwhile stays where it
+    is. Raises QueryError for an unknown queue.
     """
 
     def __init__(self, queues: Queues, to_queue: str) -> None:
@@ -68,6 +70,7 @@ class Redirect:
             return 0
         return sum(self._move(shard, part) for part in chunks(infos, HELD))
 
+    @unbroken()
     def _move(self, shard: str, infos: Sequence[TaskInfo]) -> int:
         return self._send(shard, [(each, each) for each in self._hold(shard, infos)])
 
@@ -78,6 +81,7 @@ class Redirect:
         # From the end of the page, because a task that leaves lets those behind it move up.
         return sum(map(self._move_ready, chunks(tasks[::-1], HELD)))
 
+    @unbroken()
     def _move_ready(self, tasks: Sequence[ReadyTask]) -> int:
         held, shard = [], tasks[0].shard
         hold_ms = self._hold_ms(shard)
