@@ -14,7 +14,7 @@ import pytest
 from celery_ext import Delayed
 from celery_ext.cli.tasks.events import NEW_QUEUES_SECONDS
 from celery_ext.policies import Drain, Fair, Limit
-from tests.kit.cli import HOUR, Cli
+from tests.kit.cli import HOUR, Cli, cli_on
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
 from tests.kit.servers import Server
@@ -228,6 +228,39 @@ def test_events_as_they_come(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = cli.text("events", "--limit", "1", "--follow").splitlines()
     assert [line.split()[2] for line in lines] == ["scheduled", "cancelled", "scheduled"]
     assert " in new due " in lines[-1]
+
+
+@pytest.mark.parametrize("words", ["events --follow", "watch --interval 1"])
+def test_what_follows_outlives_a_restart(
+    own_server: Server, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    """It ended with an error, where `celery events` of a stock broker connects again."""
+    with own_server.client() as client, cli_on(own_server, client) as cli:
+        cli.send("before", HOUR)
+        slept: list[float] = []
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 1:
+                own_server.kill()
+            elif len(slept) == 3:
+                own_server.start()
+                cli.send("after", HOUR)
+            elif len(slept) == 5:
+                raise KeyboardInterrupt
+
+        own_time = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+        module = "tasks.events" if "events" in words else "queues.watch"
+        monkeypatch.setattr(f"celery_ext.cli.{module}.time", own_time)
+        result = cli(*words.split(), "--json")
+        lines = result.stdout.splitlines()
+        assert ('"after"' in lines[0], '"after"' in lines[-1]) == (False, True)
+        assert [line.partition(":")[0] for line in result.stderr.splitlines()] == [
+            "Lost the broker, trying again",
+            "The broker is back.",
+        ]
+        own_server.kill()
+        assert cli(*words.split()).exit_code == 1
 
 
 @pytest.mark.parametrize("command", ["list", "metrics", "dead list", "forecast"])

@@ -20,6 +20,7 @@ from celery_ext.tasks.formatting import moment, tasks_table
 from celery_ext.tasks.task_info import TaskInfo
 
 from ..criteria import queue_option
+from ..outage import Outages
 from ..session import Session, command
 from ..tasks.listing import counts_table, soonest
 from ..times import NumberRange
@@ -105,10 +106,11 @@ def watch(session: Session, queue: str | None, interval: float, times: int | Non
 
 
 def _looks(session: Session, queue: str | None, interval: float, times: int | None) -> Any:
-    looks = 0
+    looks, outages = 0, Outages(session)
     while True:
-        yield Look.take(session, queue)
-        looks += 1
+        with outages:
+            yield Look.take(session, queue)
+            looks += 1
         if looks == times:
             return
         time.sleep(interval)

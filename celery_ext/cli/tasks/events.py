@@ -17,6 +17,7 @@ from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.events import Event
 
 from ..criteria import TEXT, limit_option, queue_option
+from ..outage import Outages
 from ..session import Session, command
 
 #: Seconds between two reads of `--follow`.
@@ -84,16 +85,17 @@ def _newest(session: Session, queue: str | None, task_id: str | None, limit: int
 def _following(
     session: Session, queue: str | None, positions: dict[str, str], task_id: str | None
 ) -> Iterator[Event]:
-    look_again_at = time.monotonic() + NEW_QUEUES_SECONDS
+    look_again_at, outages = time.monotonic() + NEW_QUEUES_SECONDS, Outages(session)
     while True:
-        if time.monotonic() >= look_again_at:
-            for name in session.delayed.shards(queue):
-                positions.setdefault(name, "0")
-            look_again_at = time.monotonic() + NEW_QUEUES_SECONDS
-        for name in positions:
-            for page in streams.pages(session.delayed.store, name, positions[name]):
-                positions[name] = page[-1].stream_id
-                yield from (event for event in page if task_id in (None, event.id))
+        with outages:
+            if time.monotonic() >= look_again_at:
+                for name in session.delayed.shards(queue):
+                    positions.setdefault(name, "0")
+                look_again_at = time.monotonic() + NEW_QUEUES_SECONDS
+            for name in positions:
+                for page in streams.pages(session.delayed.store, name, positions[name]):
+                    positions[name] = page[-1].stream_id
+                    yield from (event for event in page if task_id in (None, event.id))
         time.sleep(INTERVAL_SECONDS)
 
 
