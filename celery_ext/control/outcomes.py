@@ -99,7 +99,7 @@ def is_certain(history: TaskHistory | None) -> bool:
     if history is None or history.state in ("rejected", "replaced"):
         return False  # it may have been put back, or replayed
     is_held = history.state in ("running", "received")
-    return is_held or (history.is_over and not history.may_return)
+    return is_held or history.is_over
 
 
 def _ready(
@@ -236,7 +236,7 @@ def listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
     yield from (each for each in _all(queues, of, shard) if is_listed(each, of))
     if of == "failed":  # those whose worker is gone: nobody has recorded that they failed
         running = _all(queues, "running", shard)
-        yield from (each for each in running if each.state == "lost" and not each.may_return)
+        yield from (each for each in running if each.state == "lost")
 
 
 def _all(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:

@@ -173,7 +173,8 @@ class TaskHistory:
         if not last:
             return "unknown"
         if last in ("received", "started") and not self.is_alive:
-            return "lost" if last == "started" else "unknown"
+            # A message that is acknowledged late, and is gone, belonged to a task that had ended.
+            return "lost" if last == "started" and not self._is_acked_late else "unknown"
         states = {"started": "running", "timed out": "failed", "returned": "unknown"}
         return states.get(last) or _ENDS.get(last, last)
 
@@ -183,10 +184,9 @@ class TaskHistory:
         return self.state not in ("unknown", "received", "running", "retrying", "replaced")
 
     @property
-    def may_return(self) -> bool:
-        """Returns whether it was lost but runs again, because its message is acknowledged late."""
+    def _is_acked_late(self) -> bool:
         started = next((step for step in reversed(self.steps) if step.event == "started"), None)
-        return self.state == "lost" and started is not None and started.is_acked_late
+        return started is not None and started.is_acked_late
 
     @property
     def worker(self) -> str:

@@ -106,10 +106,8 @@ def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator
 
 
 def _is_meant(call: Call, search: Search, record: TaskHistory, state: str, of: str) -> bool:
-    if of != state:  # a process that died has not recorded the failure
-        is_one = record.state == "lost" and not record.may_return
-    else:
-        is_one = is_listed(record, of)
+    # A process that died has not recorded the failure.
+    is_one = record.state == "lost" if of != state else is_listed(record, of)
     is_of_tenant = search.tenant in (None, record.tenant)
     return is_one and is_of_tenant and call.identity.sees(record.queue, record.tenant)
 
