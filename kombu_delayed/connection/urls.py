@@ -240,6 +240,8 @@ def _ssl(scheme: str, configured: Any, in_url: dict[str, Any]) -> dict[str, Any]
             ) from None
     if isinstance(options.get("ssl_check_hostname"), str):
         options["ssl_check_hostname"] = options["ssl_check_hostname"].lower() != "false"
+    if "ssl_cert_reqs" in options and not options["ssl_cert_reqs"]:  # CERT_NONE or None
+        options["ssl_check_hostname"] = False  # redis-py 6.0 cannot check only that
     return options
 
 

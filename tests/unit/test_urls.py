@@ -338,6 +338,10 @@ def test_files_and_host_name_check_in_the_url() -> None:
     }
 
 
+#: redis-py 6.0 does not connect if it should check the host name alone.
+UNCHECKED = {"ssl_cert_reqs": ssl.CERT_NONE, "ssl_check_hostname": False}
+
+
 @pytest.mark.parametrize(
     ("url", "configured", "expected"),
     [
@@ -345,7 +349,10 @@ def test_files_and_host_name_check_in_the_url() -> None:
         ("redis://h", True, {}),
         ("redis://h?ssl_ca_certs=ca", False, {"ssl_ca_certs": "ca"}),
         ("redis://h", {"ssl_ca_certs": "ca"}, {"ssl_ca_certs": "ca"}),
-        ("rediss://h", {"ssl_cert_reqs": "none"}, {"ssl_cert_reqs": ssl.CERT_NONE}),
+        ("rediss://h?ssl_cert_reqs=none", False, UNCHECKED),
+        ("rediss://h", {"ssl_cert_reqs": "none"}, UNCHECKED),
+        ("rediss://h", {"ssl_cert_reqs": ssl.CERT_NONE}, UNCHECKED),
+        ("rediss://h", {"ssl_cert_reqs": "none", "ssl_check_hostname": "true"}, UNCHECKED),
         (
             "rediss://h?ssl_cert_reqs=required",
             {"ssl_cert_reqs": "none", "ssl_ca_certs": "ca"},
@@ -372,7 +379,7 @@ FAILOVER = [
     ("delayed+redis://u:p@h:1/2", Address("redis", "h", 1, "u", "p", virtual_host="2")),
     (
         "delayed+rediss://h/3?ssl_cert_reqs=none",
-        Address("rediss", "h", virtual_host="3", ssl={"ssl_cert_reqs": ssl.CERT_NONE}),
+        Address("rediss", "h", virtual_host="3", ssl=UNCHECKED),
     ),
     ("delayed+rediss://h/3", Address("rediss", "h", virtual_host="3", ssl={})),
     ("delayed+socket:///tmp/x.sock", Address("socket", path="/tmp/x.sock")),
