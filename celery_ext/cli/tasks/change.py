@@ -245,7 +245,7 @@ def _telling(session: Session, change: Change, done: Callable[[], int]) -> Itera
         yield
     except BaseException:
         if count := done():
-            session.err.print(f"Not finished: {_said(change, count)}, or a few more.")
+            session.err.print(f"Not finished: at least {_said(change, count)}.")
         raise
 
 
