@@ -136,11 +136,8 @@ class ConsumingChannel(ConnectingChannel):
             check_one_shard(queue, len(shards), self.rules)
         return shards
 
-    def follow_shards(self) -> None:
-        """Also consume the shards over which another process has begun to spread a queue.
-
-        And bind what a full server has refused.
-        """
+    def keep_up(self) -> None:
+        """Consume shards that another process has added, and bind what a full server refused."""
         now = monotonic()
         if self.consumer is None or now < self._shards_at:
             return

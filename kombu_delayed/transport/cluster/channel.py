@@ -72,9 +72,9 @@ class ClusterChannel(ClusterConnectingChannel, Channel):
         member = self.bindings.member(routing_key, pattern, queue)
         self.bindings.declare(exchange, member, queue)
 
-    def follow_shards(self) -> None:
+    def keep_up(self) -> None:
         """As any channel, and bind what could not be bound when it was declared."""
-        super().follow_shards()
+        super().keep_up()
         self.bindings.retry()
 
     def _refresh_bindings(self, queues: list[str]) -> None:

@@ -189,7 +189,7 @@ class Poller(MultiChannelPoller):
         next_at = math.inf
         for channel in tuple(self._channels):
             if channel.consumer is not None:
-                channel.follow_shards()
+                channel.keep_up()
                 next_at = min(next_at, self._serve(channel.consumer, end))
             next_at = min(next_at, self._watch(channel))
         if self._timer is not None and self._timer.set(next_at):
@@ -278,7 +278,7 @@ class Poller(MultiChannelPoller):
             if channel.consumer is not None:
                 channel.consumer.session.is_polled = False
                 channel.consumer.progress.stamp()
-                channel.follow_shards()
+                channel.keep_up()
                 next_at = min(next_at, channel.consumer.step())
             next_at = min(next_at, self._watch(channel))
         return next_at
