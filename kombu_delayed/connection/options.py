@@ -172,15 +172,12 @@ def _hint(name: str, known: Collection[str]) -> str:
 
 def check_tls_options(options: Mapping[str, Any]) -> None:
     """Raise UrlError for a name that connections of redis-py do not take."""
-    own, *others = (
-        inspect.signature(vars(each)["__init__"]).parameters
-        for each in SSLConnection.__mro__
-        if "__init__" in vars(each)
-    )
+    kinds = SSLConnection.__mro__
+    known = {name for kind in kinds for name in inspect.signature(kind).parameters}
     for name in options:
-        if not any(name in names for names in (own, *others)):
-            known = [each for each in own if each.startswith("ssl_")]
-            raise UrlError(f"unknown TLS option {name!r}; {_hint(name, known)}")
+        if name not in known:
+            tls = sorted(each for each in known if each.startswith("ssl_"))
+            raise UrlError(f"unknown TLS option {name!r}; {_hint(name, tls)}")
 
 
 def check_kombu_options(transport_options: Mapping[str, Any]) -> None:

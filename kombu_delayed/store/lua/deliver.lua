@@ -29,8 +29,7 @@ local is_checked = false
 local function promote(members)
   if not is_checked then check_lists() end
   is_checked = true
-  local records = bucket_take_all(messages, members)
-  local read = 0
+  local records, read = bucket_take_all(messages, members), 0
   for i, kept in ipairs(records) do
     if kept then
       read = read + #kept

@@ -123,6 +123,11 @@ local function left_buckets(key, names)
   if #names > 0 and redis.call('EXISTS', unpack(names)) < #names then leave_first(key) end
 end
 
+-- Adds to `left` a bucket of the first generation that a field has left, once.
+local function note_left(left, layout, bucket, generation)
+  if generation <= layout.first and not left[bucket] then left[#left + 1], left[bucket] = bucket, true end
+end
+
 -- Removes a field from the newest bucket that has it. Returns this bucket and its generation, or nil.
 local function bucket_remove(key, field, layout)
   local hash = hash_of(field)
@@ -135,7 +140,7 @@ end
 
 -- Removes fields without reading their values. Returns how many existed.
 local function bucket_drop_all(key, fields)
-  local layout, count, left, is_left = layouts[key] or layout_of(key), 0, {}, {}
+  local layout, count, left = layouts[key] or layout_of(key), 0, {}
   if layout.last == 0 then
     for i = 1, #fields, 1000 do count = count + redis.call('HDEL', key, unpack(fields, i, math.min(i + 999, #fields))) end
     return count
@@ -144,20 +149,30 @@ local function bucket_drop_all(key, fields)
     local bucket, generation = bucket_remove(key, field, layout)
     if bucket then
       count = count + 1
-      if generation <= layout.first and not is_left[bucket] then left[#left + 1], is_left[bucket] = bucket, true end
+      note_left(left, layout, bucket, generation)
     end
   end
   left_buckets(key, left)
   return count
 end
 
--- Removes fields. Returns their values, packed or not; false for missing ones.
+-- Removes up to 1000 fields. Returns their values, packed or not; false for missing ones.
 local function bucket_take_all(key, fields)
-  local found = {}
-  for i = 1, #fields, 1000 do
-    for _, value in ipairs(bucket_read_all(key, {unpack(fields, i, math.min(i + 999, #fields))})) do found[#found + 1] = value end
+  local layout, found, left = layouts[key] or layout_of(key), {}, {}
+  if layout.last == 0 then
+    found = redis.call('HMGET', key, unpack(fields))
+    redis.call('HDEL', key, unpack(fields))
+    return found
   end
-  bucket_drop_all(key, fields)
+  for i, field in ipairs(fields) do
+    local value, bucket, generation = bucket_find(key, field)
+    found[i] = value
+    if value then
+      redis.call('HDEL', bucket, field)
+      note_left(left, layout, bucket, generation)
+    end
+  end
+  left_buckets(key, left)
   return found
 end
 
