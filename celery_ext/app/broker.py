@@ -222,7 +222,7 @@ class _ToldConnection:
         try:
             return self._connection.insist(*command, replicas=replicas)
         except UNREACHABLE as error:
-            raise self._told(error) from error
+            raise self._unreachable(error) from error
 
     insist = __call__
 
@@ -231,14 +231,14 @@ class _ToldConnection:
         try:
             answers = self._connection.many(commands)
         except UNREACHABLE as error:
-            raise self._told(error) from error
+            raise self._unreachable(error) from error
         waits = True  # until one wait fails: other commands may need the same slot
         for n, answer in enumerate(answers):
             if waits and isinstance(answer, SlotMoves):
                 answers[n] = self._waited_for(commands[n])
                 waits = not isinstance(answers[n], OperationalError)
             elif isinstance(answer, UNREACHABLE):
-                answers[n] = self._told(answer)
+                answers[n] = self._unreachable(answer)
         return answers
 
     def _waited_for(self, command: Sequence[Any]) -> Any:
@@ -268,6 +268,6 @@ class _ToldConnection:
                 found.add(each.node)
         return found
 
-    def _told(self, error: BaseException) -> BrokerUnreachable:
+    def _unreachable(self, error: BaseException) -> BrokerUnreachable:
         self._on_lost()
         return BrokerUnreachable(str(error))

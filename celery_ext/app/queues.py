@@ -108,7 +108,7 @@ class Queues(Broker):
             others = [name for name in self.queues() if name not in own]
             yield from filter(None, map(shards.all, others))
 
-    def is_told_of_cancelling(self) -> bool:
+    def reports_cancelled(self) -> bool:
         """Returns whether receivers, events or a result backend are notified of cancelled tasks.
 
         The app's tasks, which may be many, are checked for result backends once a second.

@@ -105,7 +105,7 @@ class Recorder:
         self._beat_at: dict[str, float] = {}
         self._unsent: dict[str, Unsent] = {}
         self._tallies = defaultdict[str, Tallies](Tallies)
-        self._told = 0
+        self._reported = 0
         #: The queues whose outcomes Redis does not take.
         self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="delayed-outcomes", daemon=True)
@@ -121,9 +121,9 @@ class Recorder:
         if not id.isascii():  # an id that is not UTF-8 would block all other writes
             id = id.encode(errors="backslashreplace").decode()
         run = Run(shard, id, request.name, tenant, retries, _family(headers), time.time())
-        told = getattr(getattr(request, "message", None), "headers", None)
-        if (due_ms := getattr(told, "due_ms", None)) is not None:
-            run.due_ms = max(due_ms, getattr(told, "resumed_ms", 0))
+        delivered = getattr(getattr(request, "message", None), "headers", None)
+        if (due_ms := getattr(delivered, "due_ms", None)) is not None:
+            run.due_ms = max(due_ms, getattr(delivered, "resumed_ms", 0))
         return run if self._has_room(run) else None
 
     def started(self, run: Run, pid: int, is_late: bool) -> None:
@@ -196,8 +196,8 @@ class Recorder:
         except Exception:  # no error may stop the worker or its tasks
             logger.exception("Outcomes of tasks were not recorded")
             self._unsent.clear()
-        if self.dropped > self._told and not self._failing:
-            count, self._told = self.dropped - self._told, self.dropped
+        if self.dropped > self._reported and not self._failing:
+            count, self._reported = self.dropped - self._reported, self.dropped
             if (meter := instrumentation.current) is not None:
                 meter.outcomes_dropped(count)
             logger.warning("%d events of tasks were not recorded: the buffer was full", count)

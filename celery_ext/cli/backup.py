@@ -32,10 +32,10 @@ def backup(session: Session, file: str, queue: str | None) -> None:
         f"{tasks_word(report.messages)} and {letters_word(report.dead)} are in {file}, "
         f"{number(report.size_bytes)} bytes."
     )
-    _tell_undecodable(session, report.undecodable)
+    _show_undecodable(session, report.undecodable)
 
 
-def _tell_undecodable(session: Session, undecodable: int) -> None:
+def _show_undecodable(session: Session, undecodable: int) -> None:
     if undecodable:
         session.print(backups.UNDECODABLE.format(number(undecodable)))
 
@@ -68,7 +68,7 @@ def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: 
             f"{tasks_word(report.messages)} and {letters_word(report.dead)} are restored; "
             f"{number(report.already)} were there already."
         )
-        _tell_undecodable(session, report.undecodable)
+        _show_undecodable(session, report.undecodable)
 
 
 def _inspected(session: Session, file: str) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from .changes.ready import matching
 from .changes.redirect import Redirect
 from .counts import ConsumerInfo, Counts, Forecast
 from .dead_letters import Dead
-from .outcomes import Meant, history_of, look_up, recorded
+from .outcomes import TaskFilter, history_of, look_up, recorded
 from .policies.declared import Policies
 from .policies.limits import LimitInfo, gate_usage, limits
 from .policies.overrides import reset_limit, set_limit
@@ -87,7 +87,7 @@ class Delayed(Queues):
         text such as "90s", or a timedelta. Raises QueryError for another `of` and for an invalid
         length.
         """
-        return recorded(self, of, queue, Meant(task, error, worker, longer_than, shorter_than))
+        return recorded(self, of, queue, TaskFilter(task, error, worker, longer_than, shorter_than))
 
     def cancel(self, task_id: str, queue: str | None = None) -> bool:
         """Cancel a delayed or ready task. True if it was one.

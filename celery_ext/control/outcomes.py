@@ -182,7 +182,7 @@ def newest(found: Sequence[TaskHistory]) -> TaskHistory | None:
 
 
 @dataclass(frozen=True)
-class Meant:
+class TaskFilter:
     """Selects tasks of a list by patterns and run times. None matches any task."""
 
     task: str | None = None
@@ -215,20 +215,22 @@ class Meant:
 
 
 def recorded(
-    queues: Queues, of: str, queue: str | None, meant: Meant | None = None
+    queues: Queues, of: str, queue: str | None, chosen: TaskFilter | None = None
 ) -> Iterator[TaskHistory]:
     """The tasks of a list, queue by queue, as in `Delayed.recorded`."""
-    return recorded_of(queues, of, lambda: queues.shards(queue), meant)
+    return recorded_of(queues, of, lambda: queues.shards(queue), chosen)
 
 
 def recorded_of(
-    queues: Queues, of: str, shards: Callable[[], Sequence[str]], meant: Meant | None = None
+    queues: Queues, of: str, shards: Callable[[], Sequence[str]], chosen: TaskFilter | None = None
 ) -> Iterator[TaskHistory]:
     """Like `recorded`, for some shards."""
     if of not in LISTS:
         raise QueryError(f"no tasks are listed as {of!r}{suggestion(of, LISTS, 'there are')}")
-    meant = meant or Meant()
-    return (each for shard in shards() for each in listed(queues, of, shard) if meant.matches(each))
+    chosen = chosen or TaskFilter()
+    return filter(
+        chosen.matches, (each for shard in shards() for each in listed(queues, of, shard))
+    )
 
 
 def listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:

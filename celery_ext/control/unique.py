@@ -96,12 +96,12 @@ def watch_sending(delayed: Queues) -> None:
             # Only after the producer is released: a result backend may need one.
             _sender.reset(token)
             for sent in displaced:
-                _tell(delayed, sent)
+                _signal(delayed, sent)
 
     app.producer_or_acquire = producer_or_acquire
 
 
-def _tell(delayed: Queues, sent: Sent) -> None:
+def _signal(delayed: Queues, sent: Sent) -> None:
     queue, id, outcome = sent
     waiting = outcome.other.partition("\x1f")[0]
     if outcome.done == "pushed":

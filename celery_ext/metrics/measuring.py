@@ -80,24 +80,24 @@ def _forget_parents() -> None:
 in_children(_forget_parents, _whole)
 
 
-def _safely(tell: Callable[..., None]) -> Callable[..., None]:
+def _safely(count: Callable[..., None]) -> Callable[..., None]:
     """Log errors of counting: a full disk with counts, for example, must not cost a message.
 
     A signal handler, which may interrupt this thread in a lock of prometheus_client, counts later.
     """
 
-    @wraps(tell)
-    def told(*given: Any) -> None:
-        if hand_over(told, *given):
+    @wraps(count)
+    def counted(*given: Any) -> None:
+        if hand_over(counted, *given):
             return
         thread = threading.get_ident()
         if thread in _counting:
-            _put_off.append(partial(tell, *given))
+            _put_off.append(partial(count, *given))
             return
         _counting.add(thread)
         try:
             with _whole:
-                tell(*given)
+                count(*given)
                 while _put_off:
                     with suppress(IndexError):  # another thread has taken it
                         _put_off.popleft()()
@@ -106,7 +106,7 @@ def _safely(tell: Callable[..., None]) -> Callable[..., None]:
         finally:
             _counting.discard(thread)
 
-    return told
+    return counted
 
 
 class PrometheusMeter(instrumentation.Meter):

@@ -130,8 +130,8 @@ class Followed(NamedTuple):
                 queue: made(found.get("queue", []), own.of_queues.get(queue)),
                 ALL_QUEUES: made(found.get("defaults", []), own.defaults),
             }
-            told = found.get("tasks")
-            tasks = told and {name: made(each, of_tasks.get(name)) for name, each in told.items()}
+            tasks = found.get("tasks")
+            tasks = tasks and {name: made(each, of_tasks.get(name)) for name, each in tasks.items()}
             paused = tuple(map(PausedPart.read, found.get("paused", ())))
         except PolicyError:
             raise

@@ -61,8 +61,8 @@ class Rules:
         As JSON: the policies of the queue, defaults and those of tasks; "" for none.
         """
         name, tasks = queue_of(queue), self._apps.policies_of_tasks()
-        text, told = self._said.get(name, ("", None))
-        if told is not tasks:  # tasks may have been added since
+        text, known_tasks = self._said.get(name, ("", None))
+        if known_tasks is not tasks:  # tasks may have been added since
             text = as_text(found) if (found := self._statement(name)) else ""
             self._said[name] = text, tasks
         if not text or not known:
@@ -161,7 +161,7 @@ class Rules:
             if kept_back is not None:
                 return kept_back
         if followed is not None or STRATEGY_HEADER in given:
-            self._tell_strategy(arrival.queue, task, given)
+            self._name_strategy(arrival.queue, task, given)
         found = instead_of(policies_in(given), self.policies(arrival.queue, task))
         policies = [each for each in found if each._decides]
         if not policies:
@@ -177,7 +177,7 @@ class Rules:
             headers.update(decision.headers)
         return Run(headers) if headers else RUN
 
-    def _tell_strategy(self, queue: str, task: str, headers: dict[str, Any]) -> None:
+    def _name_strategy(self, queue: str, task: str, headers: dict[str, Any]) -> None:
         """Name the retry strategy to the process that runs the task, if it would take another."""
         name, own = queue_of(queue), self._apps.policies_of_tasks().get(task, ())
         held = self._holding(queue).strategy(name, self._of_task(queue, task) or ())

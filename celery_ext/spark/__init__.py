@@ -119,7 +119,7 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
                 "Spark's Python processes do not find kombu-delayed: set PYSPARK_PYTHON to "
                 f"{sys.executable} before the session starts, or use celery_ext.spark.session()"
             ) from error
-        _tell_job(error, given.job_id)
+        _note_job(error, given.job_id)
         raise
     with connected(given) as delayed:
         return read_report(delayed.store, given.job_id) or JobReport(given.job_id)
@@ -133,7 +133,7 @@ def _adopt(spark: Any) -> None:
         spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
 
 
-def _tell_job(error: Exception, job_id: str) -> None:
+def _note_job(error: Exception, job_id: str) -> None:
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(
             f"The finished rows of job {job_id!r} stay. Run it again with this job_id to continue"

@@ -222,16 +222,16 @@ def wait_readable(connection: Any, seconds: float) -> None:
             selector.select(seconds)
 
 
-def read_now(connection: Any, told: bool = False, **options: Any) -> Any:
+def read_now(connection: Any, polled: bool = False, **options: Any) -> Any:
     """Return the next reply. A reply that is not complete yet stays buffered.
 
-    Pass `told` if a poller has reported that there is something to read: eventlet's `select`
+    Pass `polled` if a poller has reported that there is something to read: eventlet's `select`
     without a timeout may miss that. Raises NotYet, and redis-py's errors.
     """
     sock = connection._sock
     if sock is None:
         raise ConnectionError("the connection was closed")
-    if not told and not can_read(connection):
+    if not polled and not can_read(connection):
         raise NotYet
     before = sock.gettimeout()
     sock.settimeout(REST_SECONDS)

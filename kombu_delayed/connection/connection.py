@@ -67,7 +67,7 @@ class ServerConnection:
     is_consumers = False
 
     #: Whether the poller has reported something to read that was not there.
-    told_in_vain = False
+    false_alarm = False
 
     #: Checks whether this package knows the version of the server's data; None: no check.
     format: Format | None = None
@@ -250,10 +250,10 @@ class ServerConnection:
     def hear(self) -> None:
         """Like `look`, after a poller has reported something. Detects a closed connection, too."""
         before = len(self._unread), self._sock
-        self._look(told=True)
-        self.told_in_vain = before == (len(self._unread), self._sock)
+        self._look(polled=True)
+        self.false_alarm = before == (len(self._unread), self._sock)
 
-    def _look(self, told: bool = False) -> None:
+    def _look(self, polled: bool = False) -> None:
         if self._pid != os.getpid():
             self._start()
         self.look_at = monotonic() + LOOK_SECONDS if self._unread else math.inf
@@ -263,7 +263,7 @@ class ServerConnection:
             with self._held():
                 if self._unread:
                     self._read_in_passing(read_now)
-                elif told and self._sock is not None and self._was_closed():
+                elif polled and self._sock is not None and self._was_closed():
                     self._disconnect()
         finally:
             self._lock.release()

@@ -83,11 +83,11 @@ class WakeConnection:
         if self.overdue_at == math.inf or connection._sock is not self._asked_over:
             self.reset()  # an idle connection was closed by the server
             return None
-        connection.told_in_vain = False
+        connection.false_alarm = False
         try:
-            answer = read_now(connection, told=True)
+            answer = read_now(connection, polled=True)
         except NotYet:
-            connection.told_in_vain = True
+            connection.false_alarm = True
             return None
         except exceptions.ResponseError as error:
             # Unblocked by a failover, still loading …: the connection is not usable.

@@ -25,7 +25,7 @@ class Watched:
     _sock: Any
     _ahead: Any = _NOTHING
     #: Whether the poller has reported something to read that was not there.
-    told_in_vain = False
+    false_alarm = False
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
         # A closed socket cannot be removed from an epoll, and a forked child keeps it there.
@@ -34,14 +34,14 @@ class Watched:
         self._ahead = _NOTHING
         super().disconnect(*args, **kwargs)  # type: ignore[misc]
 
-    def read_ahead(self, told: bool = False, **options: Any) -> bool:
+    def read_ahead(self, polled: bool = False, **options: Any) -> bool:
         """Read the next reply for `read_response`, if all of it has arrived."""
-        self.told_in_vain = False
+        self.false_alarm = False
         if self._ahead is _NOTHING:
             try:
-                self._ahead = read_now(self, told, **options)
+                self._ahead = read_now(self, polled, **options)
             except NotYet:
-                self.told_in_vain = told
+                self.false_alarm = polled
                 return False
             except ResponseError as error:
                 self._ahead = error

@@ -77,13 +77,13 @@ class NodePart(Part):
     def take_token(self) -> bool:
         """Read the wake tokens that have come, of which there may be several. Returns False."""
         try:
-            self._hear(told=True)
+            self._hear(polled=True)
         except UNREACHABLE as error:
             self._broken(error)
         return False
 
-    def _hear(self, told: bool = False) -> None:
-        for queue, _ in self.wake.heard(told):
+    def _hear(self, polled: bool = False) -> None:
+        for queue, _ in self.wake.heard(polled):
             if queue in self.claims.sources:
                 # Claim now, even before its time: the next token is sent only after a claim.
                 self.claims.sources[queue].token(0, monotonic())

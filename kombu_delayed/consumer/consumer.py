@@ -48,7 +48,7 @@ class Consumer:
             self.lease.seconds,
             self.lease.clock,
             self.take_back,
-            session.qos.slots.shared.tell_of_taken_back,
+            session.qos.slots.shared.report_taken_back,
             lambda: tuple(self.sources),
         )
         session.parts, session.progress = self.parts, self.progress
@@ -192,7 +192,7 @@ class Consumer:
         finally:
             self._getting_in = get_ident()
 
-    def tell_of_ends(self) -> None:
+    def give_back_slots(self) -> None:
         """Give back slots of global limits at once in a program that only gets single messages.
 
         No loop does it there. Only the thread that gets may do it: another one could do so in the

@@ -63,11 +63,11 @@ class Opener:
             self._qos.held[tag] = queue, envelope.id
         if resumed_ms and isinstance(headers, WaitedHeaders):
             headers.resumed_ms = resumed_ms
-        if (told := instrumentation.current) is not None:
+        if (meter := instrumentation.current) is not None:
             due_ms = envelope.due_ms
             since_ms = max(due_ms or 0, resumed_ms)
             late_seconds = None if due_ms is None else (self._clock.now_ms() - since_ms) / 1000
-            told.delivered(queue, late_seconds, envelope.deliveries)
+            meter.delivered(queue, late_seconds, envelope.deliveries)
         return envelope.payload
 
     def _expanded(self, claimed: Claimed, no_ack: bool) -> bytes:

@@ -88,7 +88,7 @@ class Outbox:
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
         #: The generation of the connection over which everything was sent.
-        self.told_over = 0
+        self.sent_over = 0
         #: When slots in `freed`, if there are any, are sent without waiting for acks.
         self.free_at = 0.0
         #: A signal handler may interrupt a flush with another one.
@@ -133,14 +133,14 @@ class Outbox:
         while self._flush_asked and flushing.acquire(blocking=False):
             try:
                 self._flush_asked = False
-                if (generation := store.run.generation) != self.told_over:
-                    self._tell_again(generation)
+                if (generation := store.run.generation) != self.sent_over:
+                    self._send_again(generation)
                 if self.held:  # before the acks: a task that is acked early keeps its key
-                    self._tell_all(self.held, _queue, self._tell_held, store, lease)
+                    self._send_all(self.held, _queue, self._send_held, store, lease)
                 if self.done:
-                    self._tell_all(self.done, _verb_and_queue, self._tell_done, store, lease)
+                    self._send_all(self.done, _verb_and_queue, self._send_done, store, lease)
                 if self.freed and (not slots_wait or monotonic() >= self.free_at):
-                    self._tell_all(self.freed, _queue, self._tell_freed, store, lease)
+                    self._send_all(self.freed, _queue, self._send_freed, store, lease)
             finally:
                 flushing.release()
 
@@ -158,7 +158,7 @@ class Outbox:
         idempotent.
         """
         self._flushing = native.lock()
-        self._tell_again(-1)
+        self._send_again(-1)
 
     @property
     def queues(self) -> set[str]:
@@ -170,9 +170,9 @@ class Outbox:
         """The tags of messages whose acks and rejects are waiting, or were sent lately."""
         return {each.tag for each in (*tuple(self.done), *tuple(self._done_lately))}
 
-    def _tell_again(self, generation: int) -> None:
+    def _send_again(self, generation: int) -> None:
         """Send recent entries again: a replica may have become the master without them."""
-        self.told_over = generation
+        self.sent_over = generation
         self.done.extendleft(reversed(self._done_lately))
         self._done_lately.clear()
         self.freed.extendleft(reversed(self._freed_lately))
@@ -180,11 +180,11 @@ class Outbox:
         self.held.extendleft(reversed(self._held_lately))
         self._held_lately.clear()
 
-    def _tell_all(
+    def _send_all(
         self,
         waiting: deque[T],
         key: Callable[[T], Any],
-        tell: Callable[[Store, Lease, list[T]], None],
+        send: Callable[[Store, Lease, list[T]], None],
         store: Store,
         lease: Lease,
     ) -> None:
@@ -198,14 +198,14 @@ class Outbox:
                     _move(batch, waiting, kept)
                     continue
                 try:
-                    tell(store, lease, batch)
+                    send(store, lease, batch)
                 except store.errors_of_one_queue as error:
                     logger.debug("Cannot send acknowledgements of queue %r now: %s", queue, error)
                     down.add(queue)
         finally:
             waiting.extendleft(reversed(kept))
 
-    def _tell_done(self, store: Store, lease: Lease, batch: list[Done]) -> None:
+    def _send_done(self, store: Store, lease: Lease, batch: list[Done]) -> None:
         verb, queue = batch[0][:2]
         if verb == ACK:
             self._ack(store, lease, batch)
@@ -232,13 +232,13 @@ class Outbox:
         if freed:
             _move(freed, self.freed, self._freed_lately)
 
-    def _tell_freed(self, store: Store, lease: Lease, batch: list[Freed]) -> None:
+    def _send_freed(self, store: Store, lease: Lease, batch: list[Freed]) -> None:
         queue, again = batch[0].queue, self.freed.extend
         tags = [tag for _, tag in batch]
         store.free(queue, lease.consumer, tags, on_error=lambda: again(batch))
         _move(batch, self.freed, self._freed_lately)
 
-    def _tell_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
+    def _send_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
         again, last = self.held.extend, self._held_for.get
         # An earlier entry may be sent again after a later one.
         held = [(key, id, last((key, id), left_ms)) for _, key, id, left_ms in batch]

@@ -24,7 +24,7 @@ class Remaining:
     """Keeps the lease of a consumer whose channel is closed for as long as its tasks have slots.
 
     A worker that opens a new channel after a lost connection continues the tasks it has started.
-    `running` returns the tags of a queue's messages with such tasks; `tell` reports their slots of
+    `running` returns the tags of a queue's messages with such tasks; `report` sends their slots of
     a global limit. Messages that have not started go back as soon as the broker is reached. In
     queues without running tasks they go back only until the lease expires: then others reclaim
     them. Before messages go back, the `outbox` sends the acks and rejects that the broker missed.
@@ -36,7 +36,7 @@ class Remaining:
         queues: Collection[str],
         outbox: Outbox,
         running: Callable[[str], Collection[int | str]],
-        tell: Callable[[Store, str, int, str], None] = lambda *_: None,
+        report: Callable[[Store, str, int, str], None] = lambda *_: None,
     ) -> None:
         self.consumer, self.seconds = lease.consumer, lease.seconds
         self.next_step_at = 0.0
@@ -45,7 +45,7 @@ class Remaining:
         self._keeper = keeper(lease.server)
         self._queues = {*queues}
         self._running = running
-        self._tell = tell
+        self._report = report
         self._outbox = outbox
         self._lease_ends_at = monotonic() + lease.seconds
         self._pid = os.getpid()
@@ -89,7 +89,7 @@ class Remaining:
         if has_ended and not is_late and not self._running(queue):
             return True  # others reclaim it
         if is_pool(queue):
-            self._tell(self._store, self.consumer, self._lease.ms, queue)
+            self._report(self._store, self.consumer, self._lease.ms, queue)
         tags = self._running(queue)
         leases = self._store.leases
         leases.leave(queue, self.consumer, tags)
@@ -120,6 +120,6 @@ def remain(
     if not left:
         return None
     qos.outbox.outlive_channel()
-    remaining = Remaining(lease, left, qos.outbox, slots.running, slots.shared.tell)
+    remaining = Remaining(lease, left, qos.outbox, slots.running, slots.shared.report)
     remaining.start()
     return remaining

@@ -144,7 +144,7 @@ class Part:
             can_wait = outbox.done and not outbox.held
             if outbox.freed:
                 can_wait = can_wait and slots_wait and now < outbox.free_at
-            is_new = run.generation != outbox.told_over
+            is_new = run.generation != outbox.sent_over
             has_any = outbox.done or outbox.freed or outbox.held or is_new
             if has_any and not (can_wait and claims.comes_soon(now)):
                 outbox.flush(session.store, session.lease, slots_wait)
@@ -153,7 +153,7 @@ class Part:
                 self.compare_at = tuple(now + seconds for seconds in LATE_SECONDS)
             if self.compare_at and now >= self.compare_at[0]:
                 self.compare_at, self._compared_over = self.compare_at[1:], -1
-            if self._compared_over != (over := outbox.told_over + session.lease.outlasted):
+            if self._compared_over != (over := outbox.sent_over + session.lease.outlasted):
                 self._compare(over)
             claims.claim_wanted(now)
         finally:

@@ -87,8 +87,8 @@ class Session:
             "The lease of consumer %s has expired, and others get its messages: it starts again",
             self.lease.consumer,
         )
-        if (told := instrumentation.current) is not None:
-            told.lease_lost()
+        if (meter := instrumentation.current) is not None:
+            meter.lease_lost()
         self.lease.end()
         self.progress.forget()
         self.lease = self.lease.successor()
@@ -102,7 +102,7 @@ class Session:
         slots.shared.leave_with(slots.of_tasks)  # even if the broker is away
         self.qos.release_failed()
         self.qos.outbox.settle(self.store, self.lease)  # leaving gives back what is not acked yet
-        slots.shared.tell(self.store, self.lease.consumer, self.lease.ms)
+        slots.shared.report(self.store, self.lease.consumer, self.lease.ms)
         errors = self.store.leases.leave_all([*queues], self.lease.consumer, slots.running)
         with suppress(*UNREACHABLE):  # there may be no consumer to do this later
             self.store.dictionaries.tidy([*queues], at_once=True)

@@ -119,12 +119,12 @@ def pid_text(directory: Path) -> str:
 
 def log_tail(directory: Path) -> str:
     """The last lines of the server's log; on a full disk it cannot write any."""
-    told = ["its disk is full"] if _is_full(directory) else []
+    found = ["its disk is full"] if _is_full(directory) else []
     with contextlib.suppress(OSError):
         text = (directory / "server.log").read_text(errors="replace")
         if lines := text.splitlines()[-LOG_TAIL_LINES:]:
-            told += [f"last lines of {directory / 'server.log'}:", *lines]
-    return "".join(f"\n  {line}" for line in told)
+            found += [f"last lines of {directory / 'server.log'}:", *lines]
+    return "".join(f"\n  {line}" for line in found)
 
 
 def _is_full(directory: Path) -> bool:

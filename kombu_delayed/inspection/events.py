@@ -97,13 +97,13 @@ class Event:
         name, number = queue_of(queue), number_of(queue)
         return [
             cls(stream_id, event, name, id, task, tenant, due_ms, by, count, number, reason, job)
-            for stream_id, event, id, task, tenant, due_ms, by, count, reason, job in told(
+            for stream_id, event, id, task, tenant, due_ms, by, count, reason, job in entry_rows(
                 queue, entry
             )
         ]
 
 
-def told(queue: str, entry: Sequence[Any]) -> list[list[Any]]:
+def entry_rows(queue: str, entry: Sequence[Any]) -> list[list[Any]]:
     """Return the events in an entry of a stream: one, or those of a job's call. Each has stream id,
     event, id, task, tenant, due_ms, consumer, deliveries, reason and job.
 
@@ -119,8 +119,8 @@ def told(queue: str, entry: Sequence[Any]) -> list[list[Any]]:
         of_job = json.loads(fields[b"events"].decode(errors="replace"))
         return [
             [id, event, message, task, tenant, due_ms, "", 0, "", of_job["job"]]
-            for event, task, tenant, told in of_job["events"]
-            for message, due_ms in zip(told[::2], told[1::2], strict=True)
+            for event, task, tenant, messages in of_job["events"]
+            for message, due_ms in zip(messages[::2], messages[1::2], strict=True)
         ]
     raise DelayedError(
         f"lifecycle event {id} of queue {queue!r} has version {version!r}, but this program "

@@ -176,9 +176,9 @@ class Leases:
         while left:
             returned, left, *buried = self._store.ask("reclaim", queue, consumer, **given)
             total += returned
-            instrumentation.tell_of_burials(self._store, queue, buried)
-        if total and (told := instrumentation.current) is not None:
-            told.reclaimed(queue, total)
+            instrumentation.count_buried(self._store, queue, buried)
+        if total and (meter := instrumentation.current) is not None:
+            meter.reclaimed(queue, total)
         return total
 
     def recover(self, queue: str, consumer: str, seen_tag: int) -> list[tuple[int, bytes]]:

@@ -98,8 +98,8 @@ class Store(Caller):
             move, given = self.schedule_call(queue, chunk, expires_ms)
             found = self.scheduled(queue, move(self.send, **given))
             counts = [a + b for a, b in zip(counts, found, strict=True)]
-        if counts[0] and (told := instrumentation.current) is not None:
-            told.scheduled(queue, counts[0])
+        if counts[0] and (meter := instrumentation.current) is not None:
+            meter.scheduled(queue, counts[0])
         return Scheduled(*counts)
 
     def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
@@ -146,8 +146,8 @@ class Store(Caller):
             int(due_ms),
             replaced,
         )
-        if outcome.state == "delayed" and (told := instrumentation.current) is not None:
-            told.scheduled(queue, 1)
+        if outcome.state == "delayed" and (meter := instrumentation.current) is not None:
+            meter.scheduled(queue, 1)
         for listener in unique_listeners:
             listener(queue, entry.id, outcome)
         return outcome.done, outcome.other
@@ -285,7 +285,7 @@ class Store(Caller):
         for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
             count, *buried = self.ask("release", queue, consumer, **how, tags=part)
             total += count
-            instrumentation.tell_of_burials(self, queue, buried)
+            instrumentation.count_buried(self, queue, buried)
         return total
 
     def park(
@@ -340,7 +340,7 @@ class Store(Caller):
         """
         parts = [part for entry in entries for part in entry]
         buried = self.ask("bury", queue, consumer, failures=failures, entries=parts)
-        instrumentation.tell_of_burials(self, queue, buried)
+        instrumentation.count_buried(self, queue, buried)
         return len(buried)
 
     def size(self, queue: str) -> Size:

@@ -152,7 +152,7 @@ def seed(
     if wake is None:
         store.claimable.announce(queue)
     else:
-        _tell(store, queue, dict(wake), armed)
+        _set_wake(store, queue, dict(wake), armed)
 
 
 def _schedule(
@@ -189,7 +189,7 @@ def _hold(store: Store, queue: str, held: list[Mapping[str, Any]], leases: dict[
     write_key(store.client, keys.consumers, leases)
 
 
-def _tell(store: Store, queue: str, wake: dict[str, int], armed: str) -> None:
+def _set_wake(store: Store, queue: str, wake: dict[str, int], armed: str) -> None:
     keys = store.keys(queue)
     store.client.delete(keys.wake, keys.armed)
     write_key(store.client, keys.wake, wake)

@@ -198,8 +198,8 @@ class Outbox(Pipeline):
         if verb == "schedule":
             queue = self._queues[command[FIRST_KEY]]
             answer = self._store.scheduled(queue, answer)
-            if answer.delayed and (told := instrumentation.current) is not None:
-                told.scheduled(queue, answer.delayed)
+            if answer.delayed and (meter := instrumentation.current) is not None:
+                meter.scheduled(queue, answer.delayed)
         super()._answered(sent, answer)
 
 

@@ -104,7 +104,7 @@ def test_a_pulse(client: redis.Redis, store: Store) -> None:
     assert (found.delivered, found.done) == (5, 1)
     assert (found.late_half, found.late_worst) == (0.2, 0.3)
     assert found.parts == [0] * (PARTS - 1) + [1]
-    assert found.is_told
+    assert found.has_events
     assert not found.is_partial
 
 

@@ -184,7 +184,7 @@ def test_which_ends_free_the_key(
     error: Exception | None, acks_late: bool, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Held] = []
-    monkeypatch.setattr(UniqueHold, "_tell", lambda self, held: told.append(held))
+    monkeypatch.setattr(UniqueHold, "_set", lambda self, held: told.append(held))
     hold = UniqueHold.__new__(UniqueHold)
     hold._of = lambda ms: Held("q", "k", "a", ms)
     hold.ended(error, acks_late)
@@ -208,7 +208,7 @@ def test_how_long_a_retry_keeps_the_key(
 ) -> None:
     """Celery takes each of these as the time of a retry."""
     told: list[int] = []
-    monkeypatch.setattr(UniqueHold, "_tell", lambda self, held: told.append(held))
+    monkeypatch.setattr(UniqueHold, "_set", lambda self, held: told.append(held))
     hold = UniqueHold.__new__(UniqueHold)
     hold._of = lambda ms: ms
     hold.waits(until)

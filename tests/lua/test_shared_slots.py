@@ -87,7 +87,7 @@ def begin_and_get_stuck(b: Any) -> list[int]:
 
 
 def tell(b: Any) -> None:
-    b.one.shared.tell_of_taken_back(b.lossy.store, "A", LEASE_MS)
+    b.one.shared.report_taken_back(b.lossy.store, "A", LEASE_MS)
 
 
 def test_others_get_what_a_stuck_loop_has_not_begun(bench: Any) -> None:

@@ -167,7 +167,7 @@ class Machine(RuleBasedStateMachine):
     @rule(name=consumers)
     def leave(self, name: str) -> None:
         leaving, self.living[name] = self.living[name], self._new(name)
-        leaving.shared.tell(self.store, leaving.name, LEASE_MS)
+        leaving.shared.report(self.store, leaving.name, LEASE_MS)
         for place in (*QUEUES, *POOLS):
             self.store.leases.leave(place, leaving.name)
 

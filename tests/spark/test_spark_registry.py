@@ -127,7 +127,7 @@ def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:
     progress.add(2)
     progress.add(4)
     assert only(url).rows == 7
-    progress.tell()
+    progress.report()
     assert (only(url).rows, only(url).percent) == (11, 25)
     client.pexpire("kombu-delayed-job:j:state", 100_000 - 61_000)
     assert only(url).state == "silent"
@@ -156,11 +156,11 @@ def test_two_runs_of_a_job(store: Store, url: str) -> None:
         registry.begin(store, second, "")
         registry.end(store, second, report)
         late.add(1)
-        late.tell()  # by a task that was too late
+        late.report()  # by a task that was too late
         assert only(url).state == found
         progress = Progress(store, first)
         progress.add(1)
-        progress.tell()
+        progress.report()
         assert (only(url).state, only(url).accepted) == ("running", None)
         with pytest.raises(JobRuns):
             forget_job("j", broker=url)
@@ -168,7 +168,7 @@ def test_two_runs_of_a_job(store: Store, url: str) -> None:
     assert (only(url).state, only(url).accepted) == ("ended", 7)
     registry.end(store, Job("j", "", 100), None)  # for either run
     progress.add(1)
-    progress.tell()
+    progress.report()
     assert only(url).state == "failed"
 
 

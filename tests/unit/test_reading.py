@@ -46,21 +46,21 @@ def ends(request: pytest.FixtureRequest) -> Iterator[tuple[Any, socket.socket]]:
 def test_nothing_has_come(ends: tuple[Any, socket.socket]) -> None:
     connection, _ = ends
     assert not connection.read_ahead()
-    assert not connection.told_in_vain
-    assert not connection.read_ahead(told=True)
-    assert connection.told_in_vain
+    assert not connection.false_alarm
+    assert not connection.read_ahead(polled=True)
+    assert connection.false_alarm
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_reply_that_comes_byte_by_byte(ends: tuple[Any, socket.socket], told: bool) -> None:
+@pytest.mark.parametrize("polled", [False, True])
+def test_a_reply_that_comes_byte_by_byte(ends: tuple[Any, socket.socket], polled: bool) -> None:
     connection, server = ends
     for at in range(len(REPLY)):
-        assert not connection.read_ahead(told)
+        assert not connection.read_ahead(polled)
         server.send(REPLY[at : at + 1])
-    assert connection.read_ahead(told)
+    assert connection.read_ahead(polled)
     assert connection.can_read(timeout=0)
     assert connection.read_response() == [b"wake", b"q", b"0"]
-    assert not connection.read_ahead(told)
+    assert not connection.read_ahead(polled)
 
 
 def test_replies_stay_in_order(ends: tuple[Any, socket.socket]) -> None:
@@ -78,7 +78,7 @@ def test_replies_stay_in_order(ends: tuple[Any, socket.socket]) -> None:
 def test_the_timeout_of_the_socket_stays(ends: tuple[Any, socket.socket]) -> None:
     connection, server = ends
     server.send(REPLY[:-1])
-    assert not connection.read_ahead(told=True)
+    assert not connection.read_ahead(polled=True)
     assert connection._sock.gettimeout() == 3600
 
 
@@ -88,7 +88,7 @@ def test_an_end_is_heard_of_and_told_before_the_socket_is_closed(
     connection, server = ends
     server.close()
     with pytest.raises(redis.ConnectionError):
-        connection.read_ahead(told=True)
+        connection.read_ahead(polled=True)
     assert connection.closed == []
     connection.disconnect()
     connection.disconnect()
@@ -130,4 +130,4 @@ def test_a_look_with_nothing_on_its_way_leaves_a_closed_connection_alone(
     assert connection.closed == []
     wire.hear()
     assert connection.closed == [connection]
-    assert not wire.told_in_vain
+    assert not wire.false_alarm

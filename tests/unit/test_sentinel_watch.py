@@ -59,7 +59,7 @@ def test_nothing_is_sent_from_the_announcement_to_the_promotion(
     assert (watch.address, follower.count) == (OLD, 0)
     hear(watch, LEADER, "+promoted-slave", PROMOTED)
     assert not watch.is_held
-    assert (watch.address, watch.told_by, follower.count) == (NEW, LEADER, 1)
+    assert (watch.address, watch.named_by, follower.count) == (NEW, LEADER, 1)
     hear(watch, OTHER, "+switch-master", SWITCHED)
     assert (watch.address, follower.count) == (NEW, 1)
 
@@ -187,7 +187,7 @@ def test_who_comes_after_a_promotion_goes_to_the_new_master(
         watch.found(NEW, 2)
     watch._compare(LEADER, Client(OLD, 2, LEADING, promoted=NEW))  # type: ignore[arg-type]
     assert (watch.is_held, watch.address, follower.count) == (False, NEW, 1)
-    assert watch.told_by == LEADER
+    assert watch.named_by == LEADER
 
 
 def test_a_process_that_comes_waits_until_all_sentinels_have_been_asked(

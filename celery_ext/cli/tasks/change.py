@@ -23,7 +23,7 @@ from ..times import LASTING, SPAN, TIME
 from .listing import queues_table
 
 #: The states of tasks that can be changed by their ids.
-MEANT = (*MOVABLE, "ready")
+CHANGEABLE = (*MOVABLE, "ready")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def reschedule(
         eta = to
         if by is not None:
             info = delayed.get(id, queue)
-            if info is None or info.state not in MEANT:
+            if info is None or info.state not in CHANGEABLE:
                 return False
             # A ready task was due in the past, if ever, so it is moved relative to now.
             due = None if info.state == "ready" else info.eta
@@ -157,14 +157,15 @@ def _change_ids(
 ) -> None:
     delayed = session.delayed
     if dry_run:
-        infos = [info for id in ids if (info := delayed.get(id, queue)) and info.state in MEANT]
+        known = filter(None, (delayed.get(id, queue) for id in ids))
+        infos = [info for info in known if info.state in CHANGEABLE]
         found = {info.id for info in infos}
         session.print(tasks_table(infos, f"{change.verb} {tasks_word(len(infos))}:"))
     else:
         found = set()
         with (
             session.progress(change.verb, len(ids)) as advance,
-            _telling(session, change, lambda: len(found)),
+            _if_unfinished(session, change, lambda: len(found)),
         ):
             for id in ids:
                 if change.one(delayed, id, queue):
@@ -172,8 +173,8 @@ def _change_ids(
                 advance(1)
     missing = [id for id in ids if id not in found]
     changed = 0 if dry_run else len(found)
-    told = {"dry_run": dry_run, "matched": len(found), "changed": changed, "missing": missing}
-    session.emit(told)
+    facts = {"dry_run": dry_run, "matched": len(found), "changed": changed, "missing": missing}
+    session.emit(facts)
     for id in ids:
         if id in found and not dry_run:
             session.print(f"{id} is {change.past}.")
@@ -205,7 +206,7 @@ def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_r
 
         with (
             session.progress(change.verb, total) as advance,
-            _telling(session, change, lambda: sum(parts)),
+            _if_unfinished(session, change, lambda: sum(parts)),
         ):
             outcome = change.many(session.delayed, query, progress=changed)
     assert outcome is not None
@@ -213,7 +214,7 @@ def _change_found(session: Session, change: Change, query: Any, yes: bool, dry_r
     if not outcome.matched:
         session.nothing(f"No {query.state or 'delayed'} task matches the criteria.")
     if not outcome.dry_run:
-        _tell(session, change, outcome)
+        _report(session, change, outcome)
 
 
 def _show(session: Session, change: Change, preview: Outcome, asks: bool) -> None:
@@ -227,7 +228,7 @@ def _show(session: Session, change: Change, preview: Outcome, asks: bool) -> Non
     out.print("", tasks_table(preview.sample, title), "")
 
 
-def _tell(session: Session, change: Change, outcome: Outcome) -> None:
+def _report(session: Session, change: Change, outcome: Outcome) -> None:
     session.print(f"{_said(change, outcome.changed)}.")
     if outcome.changed < outcome.matched:
         gone = outcome.matched - outcome.changed
@@ -239,7 +240,7 @@ def _said(change: Change, count: int) -> str:
 
 
 @contextmanager
-def _telling(session: Session, change: Change, done: Callable[[], int]) -> Iterator[None]:
+def _if_unfinished(session: Session, change: Change, done: Callable[[], int]) -> Iterator[None]:
     """Report how many were changed if the change does not finish."""
     try:
         yield

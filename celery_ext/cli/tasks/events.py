@@ -101,8 +101,8 @@ def _following(
 
 def _show(session: Session, event: Event) -> None:
     if session.as_json:
-        told = {**asdict(event), "at_ms": event.at_ms, "worker": event.worker}
-        click.echo(json.dumps(told))
+        facts = {**asdict(event), "at_ms": event.at_ms, "worker": event.worker}
+        click.echo(json.dumps(facts))
         return
     line = Text.assemble(
         (f"{moment(from_ms(event.at_ms))} ", "dim"),

@@ -110,7 +110,7 @@ def respond(session: Session, key: str, payload: str, **named: Any) -> None:
         content = json.loads(payload)
     except ValueError as error:
         raise click.UsageError(f"the payload is not JSON: {error}") from error
-    _tell(session, key, session.delayed.expectations.respond(key, content, **named))
+    _report(session, key, session.delayed.expectations.respond(key, content, **named))
 
 
 @command("fail", expectations)
@@ -120,10 +120,10 @@ def respond(session: Session, key: str, payload: str, **named: Any) -> None:
 @id_option
 def fail(session: Session, key: str, error: str, **named: Any) -> None:
     """Report that there will be no answer, and why."""
-    _tell(session, key, session.delayed.expectations.fail(key, error, **named))
+    _report(session, key, session.delayed.expectations.fail(key, error, **named))
 
 
-def _tell(session: Session, key: str, outcome: str) -> None:
+def _report(session: Session, key: str, outcome: str) -> None:
     session.emit({"key": key, "outcome": outcome})
     if outcome == LATE:
         session.nothing(f"Too late for {key}: another answer, or the timeout, was first.")

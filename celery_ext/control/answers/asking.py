@@ -203,7 +203,7 @@ class _Asking:
                 capture.of(send, at_once=lambda sent: replies.append(self._put(sent)))
         finally:
             if replies:
-                self._tell(replies[0])
+                self._signal(replies[0])
         return Expectation(self.key, self.tenant, id, replies[0].said, app)
 
     def _put(self, sent: list[Captured]) -> Reply:
@@ -227,7 +227,7 @@ class _Asking:
             raise AlreadyExpected(self.key, reply.id)
         return reply
 
-    def _tell(self, reply: Reply) -> None:
+    def _signal(self, reply: Reply) -> None:
         signals.answer_expected.send(
             sender=self.queue.app, key=self.key, tenant=self.tenant, id=reply.id, state=reply.said
         )

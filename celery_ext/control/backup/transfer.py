@@ -195,8 +195,8 @@ def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
     """
     facts: dict[str, Any] = {}
     counts: dict[str, dict[str, int]] = {}
-    told = progress or (lambda count: None)
-    told(len(MAGIC))
+    report = progress or (lambda count: None)
+    report(len(MAGIC))
     for block in blocks(path):
         if block.kind in (MESSAGES, DEAD):
             kind = "messages" if block.kind == MESSAGES else "dead"
@@ -204,7 +204,7 @@ def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
             found[kind] += block.items
         else:
             facts |= block.facts()
-        told(block.size_bytes)
+        report(block.size_bytes)
     return {**facts, "counts": counts}
 
 

@@ -58,7 +58,7 @@ class Moves:
         gone: set[str] = set()
         for shards in self._queues.where(queue, ids, gone):
             copies = Copies(self._queues.store, shards)
-            if not self._queues.is_told_of_cancelling():
+            if not self._queues.reports_cancelled():
                 found = [*compress(ids, copies.cancel(ids))]
                 gone.update(found)
                 nearest = self._queues.store.shards.nearest

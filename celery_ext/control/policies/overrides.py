@@ -54,8 +54,8 @@ def set_limit(
         raise QueryError(f"rate={error}") from error
     every_ms = None if parsed is None else parsed.every_ms
     text, at_ms = "" if parsed is None else str(parsed), int(time.time() * 1000)
-    told = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
-    override = Override(slots, every_ms, burst, text, 0, at_ms, *told)
+    by_and_why = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
+    override = Override(slots, every_ms, burst, text, 0, at_ms, *by_and_why)
     with _fewer_at_once(queues, queue, declared):
         queues.store.overrides.set(place_of(declared, queue), declared.name, override, span_ms)
     found = limit(queues, gate_usage(queues, queue), declared.name)

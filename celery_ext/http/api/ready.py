@@ -76,10 +76,10 @@ def _sees(identity: Identity, task: ReadyTask) -> bool:
 def _in_shard(
     service: Service, identity: Identity, shard: str, ids: Sequence[str]
 ) -> list[ReadyTask]:
-    meant = frozenset(ids)
+    wanted = frozenset(ids)
     return [
         task
         for page in ready_pages(service.delayed, [shard], needles_of(ids))
         for task in page
-        if task.info.id in meant and _sees(identity, task)
+        if task.info.id in wanted and _sees(identity, task)
     ]

@@ -155,10 +155,10 @@ class Claim:
             info = self._info(tag, record)
             if info is None or self._has_moved(tag, info):
                 continue
-            if (told := instrumentation.current) is not None:
+            if (meter := instrumentation.current) is not None:
                 since_ms = max(info.due_ms or 0, got.resumed_ms)
                 late_seconds = None if info.due_ms is None else (got.now_ms - since_ms) / 1000
-                told.delivered(self._queue, late_seconds, info.deliveries)
+                meter.delivered(self._queue, late_seconds, info.deliveries)
             found.append((info, cursors.write(self._shard, self._name, tag)))
         self._has_some = bool(found)
         return sorted(found, key=lambda each: score_in(job_of(self._app, each[0])))

@@ -272,12 +272,12 @@ async def queued_poll(call: Call) -> dict[str, Any]:
                 found = await call.run(long_poll.claim, call.service, topics, query.max, lease_ms)
                 if found or time.monotonic() >= until or await call.request.is_disconnected():
                     break
-                await call.run(waiting.tell)
+                await call.run(waiting.show)
                 if not await call.service.pause(min(INTERVAL_SECONDS, until - time.monotonic())):
                     break
                 await call.check()
     finally:
-        if waiting.is_told:
+        if waiting.is_shown:
             await call.run(waiting.end)
     tasks = [{**_state(call, info, query.namespace, "running"), "ack": ack} for info, ack in found]
     return {"tasks": tasks}

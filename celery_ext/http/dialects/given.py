@@ -66,10 +66,10 @@ def _with_numbers(schema: dict[str, Any]) -> None:
     """State in a schema that text fields also accept numbers."""
     for name, each in schema.get("properties", {}).items():
         if each.get("type") == "string":
-            told = {key: each[key] for key in ("title", "description", "default") if key in each}
-            text = {key: each[key] for key in each if key not in told}
+            about = {key: each[key] for key in ("title", "description", "default") if key in each}
+            text = {key: each[key] for key in each if key not in about}
             number = {"type": "number", "minimum": -MOST, "maximum": MOST}
-            schema["properties"][name] = {**told, "anyOf": [text, number]}
+            schema["properties"][name] = {**about, "anyOf": [text, number]}
 
 
 class Given(BaseModel):

@@ -27,7 +27,7 @@ from .topics import PREFIX, QUOTED_PREFIX, Topic
 
 #: How often a waiting program renews its lease, how long that lease lasts, and how long the lease
 #: lasts that sorts the tasks of an old queue.
-TELL_SECONDS, WAITING_MS, SORTING_MS = 4.0, 15_000, 60_000
+SHOW_SECONDS, WAITING_MS, SORTING_MS = 4.0, 15_000, 60_000
 
 
 class Held(NamedTuple):
@@ -87,18 +87,18 @@ class Waiting:
         self._store = service.delayed.store
         self._queues = [topic.queue for topic in topics]
         self._name = new_name()
-        self._told_at = -inf
+        self._shown_at = -inf
 
     @property
-    def is_told(self) -> bool:
+    def is_shown(self) -> bool:
         """Whether `end` must be called."""
-        return self._told_at > -inf
+        return self._shown_at > -inf
 
-    def tell(self) -> None:
+    def show(self) -> None:
         """Show that the program waits, for a while."""
-        if monotonic() - self._told_at < TELL_SECONDS:
+        if monotonic() - self._shown_at < SHOW_SECONDS:
             return
-        self._told_at = monotonic()
+        self._shown_at = monotonic()
         for shard in self._shards():
             begin_lease(self._store, shard, self._name, WAITING_MS)
 

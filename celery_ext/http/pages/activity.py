@@ -32,7 +32,7 @@ class Activity:
     """The activity of the last ten minutes. `parts` are the tasks that were done in each 15 s.
 
     Lateness is the time from due to delivered, in seconds, of the last deliveries; None: there was
-    none. `is_partial`: not all events were read. `is_told`: there are events at all.
+    none. `is_partial`: not all events were read. `has_events`: there are events at all.
     """
 
     parts: list[int]
@@ -42,7 +42,7 @@ class Activity:
     late_most: float | None
     late_worst: float | None
     is_partial: bool
-    is_told: bool
+    has_events: bool
 
 
 @dataclass

@@ -25,20 +25,20 @@ logger = logging.getLogger(__name__)
 
 
 class Listener:
-    """Gets the events of some shards that `meant` accepts, in the event loop that created it.
+    """Gets events of some shards, those that it `accepts`, in the event loop that created it.
 
     Listeners with the same `key` want the same shards.
     """
 
     def __init__(
-        self, key: Hashable, shards: Callable[[], Iterable[str]], meant: Callable[[Event], bool]
+        self, key: Hashable, shards: Callable[[], Iterable[str]], accepts: Callable[[Event], bool]
     ) -> None:
-        self.key, self.shards, self.meant = key, shards, meant
+        self.key, self.shards, self.accepts = key, shards, accepts
         self._loop, self._unread = asyncio.get_running_loop(), list[Event]()
         self._has_some = asyncio.Event()
         self.is_behind = False
 
-    def tell(self, events: list[Event]) -> None:
+    def send(self, events: list[Event]) -> None:
         """Pass on events, from any thread. Raises RuntimeError if the event loop has ended."""
         self._loop.call_soon_threadsafe(self._add, events)
 
@@ -100,7 +100,7 @@ class Feed:
 
     def leave(self, listener: Listener) -> None:
         """Stop listening. Does not wait for Redis."""
-        listener.meant = _nothing  # the thread then removes it from its list
+        listener.accepts = _nothing  # the thread then removes it from its list
 
     def close(self) -> None:
         """End the thread."""
@@ -109,13 +109,13 @@ class Feed:
     def _run(self) -> None:
         while not self._ended.wait(0 if self._has_more else INTERVAL_SECONDS):
             with self._lock:
-                self._listeners = [each for each in self._listeners if each.meant is not _nothing]
+                self._listeners = [each for each in self._listeners if each.accepts is not _nothing]
                 if not self._listeners:
                     self._positions, self._thread = {}, None
                     return
                 events = self._look_or_end()
             for listener in self._listeners if events else ():
-                self._tell(listener, events)
+                self._pass_on(listener, events)
 
     def _look_or_end(self) -> list[Event]:
         self._has_more = False
@@ -139,10 +139,10 @@ class Feed:
         self._positions = positions | {event.stream: event.stream_id for event in found}
         return found
 
-    def _tell(self, listener: Listener, events: list[Event]) -> None:
-        if mine := [event for event in events if listener.meant(event)]:
+    def _pass_on(self, listener: Listener, events: list[Event]) -> None:
+        if mine := [event for event in events if listener.accepts(event)]:
             try:
-                listener.tell(mine)
+                listener.send(mine)
             except RuntimeError:
                 self.leave(listener)
 

@@ -173,8 +173,8 @@ class _Retrying:
             try:
                 raise self.retry(exc=error, throw=False)
             except Retried as retried:
-                told = TraceInfo(RETRY, retried)
-                return told.handle_retry(self._task, request, store_errors=store_errors)
+                info = TraceInfo(RETRY, retried)
+                return info.handle_retry(self._task, request, store_errors=store_errors)
             except type(error) as raised:
                 if raised is not error:
                     raise

@@ -78,7 +78,7 @@ def missed(
     order = F.struct(*event_order())
     is_schedule = F.col("event").isin(*_SCHEDULES)
     last_due = F.max_by(F.struct("due"), F.when(is_schedule, order))
-    told = F.struct("event", "task", "tenant", "due", "at")
+    facts = F.struct("event", "task", "tenant", "due", "at")
     state = F.create_map(*(F.lit(text) for pair in STATES.items() for text in pair))
     when = F.coalesce("due", "at")
     found = (
@@ -86,7 +86,7 @@ def missed(
         # A retry is scheduled before the message of the failed attempt is acked.
         .where("_due is null or due <=> _due.due")
         .groupBy(*_MESSAGE)
-        .agg(F.max_by(told, order).alias("last"))
+        .agg(F.max_by(facts, order).alias("last"))
         .select(*_MESSAGE, "last.*")
         .withColumn("state", state[F.col("event")])
         .where(F.col("state").isin(*states))

@@ -133,18 +133,19 @@ def summary(spark: SparkSession, path: str) -> Summary:
 
 def read_backup(spark: SparkSession, path: str) -> DataFrame:
     """The messages of a backup. Raises BackupError if it is incomplete or of another version."""
-    told = summary(spark, path)
+    before = summary(spark, path)
     rows = spark.read.schema(SCHEMA).parquet(path)
-    if (found := counts(rows)) != told.queues:
+    if (found := counts(rows)) != before.queues:
         raise BackupError(
             f"the backup at {path} has {sum(found.values()):,} messages where it had "
-            f"{told.messages:,}: files are missing, or are there twice{_difference(found, told)}"
+            f"{before.messages:,}: files are missing, or are there twice"
+            f"{_difference(found, before)}"
         )
     return rows
 
 
-def _difference(found: Mapping[str, int], told: Summary) -> str:
-    wrong = [q for q in {**told.queues, **found} if found.get(q) != told.queues.get(q)]
+def _difference(found: Mapping[str, int], before: Summary) -> str:
+    wrong = [q for q in {**before.queues, **found} if found.get(q) != before.queues.get(q)]
     return f" (queue {', '.join(sorted(wrong)[:3])}{', …' if len(wrong) > 3 else ''})"
 
 

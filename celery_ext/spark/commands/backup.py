@@ -84,20 +84,20 @@ def restore_command(
     spark = spark_of(ctx)
     with console.status("Checking the backup"):
         rows = backups.read_backup(spark, path)
-        told = backups.summary(spark, path)
-    wanted = queues or (*told.queues,)
-    found = {queue: count for queue, count in told.queues.items() if queue in wanted}
+        summary = backups.summary(spark, path)
+    wanted = queues or (*summary.queues,)
+    found = {queue: count for queue, count in summary.queues.items() if queue in wanted}
     if queues and not found:
         raise BackupError(
             f"the backup at {path} has none of the queues {', '.join(queues)}: it has "
-            f"{', '.join(told.queues) or 'no messages'}"
+            f"{', '.join(summary.queues) or 'no messages'}"
         )
-    for fault in unknown_queues(queues, told.queues, f"the backup at {path}"):
+    for fault in unknown_queues(queues, summary.queues, f"the backup at {path}"):
         click.echo(f"Warning: {fault}", err=True)
     if dry_run and as_json:
-        click.echo(json.dumps({**asdict(told), "queues": found}))
+        click.echo(json.dumps({**asdict(summary), "queues": found}))
     elif dry_run or not yes:
-        click.echo(f"Made {told.made_at} of {told.server}", err=not dry_run)
+        click.echo(f"Made {summary.made_at} of {summary.server}", err=not dry_run)
         _show(found, None if dry_run else console)
     if dry_run:
         return

@@ -27,8 +27,8 @@ def jobs_command(as_json: bool, **options: Any) -> None:
     if as_json:
         for job in found:
             rate, percent = round(job.rows_per_second, 1), job.percent
-            told = {**asdict(job), "rows_per_second": rate, "percent": percent}
-            click.echo(json.dumps(told, default=lambda at: at.isoformat()))
+            facts = {**asdict(job), "rows_per_second": rate, "percent": percent}
+            click.echo(json.dumps(facts, default=lambda at: at.isoformat()))
         return
     for job in found:
         click.echo(_lines(job))

@@ -113,7 +113,7 @@ def replay_command(
     if dry_run or not yes:
         with console.status("Looking for what was missed"):
             found = replays.counted(rows, kept).orderBy("queue", "state").collect()
-        _tell([row.asDict() for row in found], dry_run, as_json)
+        _show_missed([row.asDict() for row in found], dry_run, as_json)
         if dry_run:
             return
         ask("Schedule what was missed again?", yes=not found)
@@ -181,7 +181,7 @@ def _replay(
     return report
 
 
-def _tell(found: list[dict[str, Any]], dry_run: bool, as_json: bool) -> None:
+def _show_missed(found: list[dict[str, Any]], dry_run: bool, as_json: bool) -> None:
     if dry_run and as_json:
         click.echo(json.dumps(found))
         return

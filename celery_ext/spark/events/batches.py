@@ -11,7 +11,7 @@ from pyspark.sql.types import IntegerType, StringType, StructType, TimestampType
 
 from celery_ext.tasks.history import worker_name
 from celery_ext.tasks.times import LATEST_MS
-from kombu_delayed.inspection.events import told
+from kombu_delayed.inspection.events import entry_rows
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import Store
 
@@ -50,7 +50,7 @@ def batches(
     rows: list[Row] = []
     entries = 0
     for entry in chain.from_iterable(_pages(store, queue, piece)):
-        rows += told(queue, entry)
+        rows += entry_rows(queue, entry)
         entries += 1
         if len(rows) >= PAGES * PAGE_SIZE:
             yield entries, to_batch(queue, rows, schema)

@@ -81,12 +81,12 @@ def look(store: Store, queue: str) -> Stream | None:
         if "no such key" in str(error):
             return None
         raise
-    told: dict[str, Any] = {name.decode(): value for name, value in pairs(answer)}
-    first = told.get("first-entry")
+    info: dict[str, Any] = {name.decode(): value for name, value in pairs(answer)}
+    first = info.get("first-entry")
     return Stream(
-        told["length"],
+        info["length"],
         first[0].decode() if first else "",
-        Position(told["last-generated-id"].decode(), told.get("entries-added", UNKNOWN)),
+        Position(info["last-generated-id"].decode(), info.get("entries-added", UNKNOWN)),
     )
 
 

@@ -186,10 +186,10 @@ def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFra
     now = events.agg(F.max("at").alias("as_of"))
     if as_of is not None:
         now = now.select(F.lit(as_of).alias("as_of"))
-    told, order = F.struct("event", "task", "tenant", "due"), F.struct(*event_order())
+    facts, order = F.struct("event", "task", "tenant", "due"), F.struct(*event_order())
     scheduled = F.when(F.col("event").isin(*_SCHEDULES), F.col("at"))
     last = events.groupBy(*_MESSAGE).agg(
-        F.max_by(told, order).alias("last"), F.max(scheduled).alias("scheduled_at")
+        F.max_by(facts, order).alias("last"), F.max(scheduled).alias("scheduled_at")
     )
     waits = F.col("event").isin(*_SCHEDULES, "waiting") & F.col("scheduled_at").isNotNull()
     return (

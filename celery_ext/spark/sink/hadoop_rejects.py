@@ -44,8 +44,8 @@ def write_rejecting(df: DataFrame, options: WriteOptions) -> None:
     # Kept, as writing them must not run the tasks for a second time.
     done = _mapped(df, _Refusing(writer)).persist()
     try:
-        told = done.where("written is not null").select("written").collect()
-        written = [Written(**json.loads(row.written)) for row in told]
+        rows = done.where("written is not null").select("written").collect()
+        written = [Written(**json.loads(row.written)) for row in rows]
         if any(each.refused for each in written):
             lines = done.where(F.col("line").isNotNull()).select("line")
             lines.write.mode("append").text(options.rejects)

@@ -27,7 +27,7 @@ JOBS = 1_000
 SILENT_SECONDS = 60
 
 #: How often writers report their progress.
-TELL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 
 RUNNING, SILENT, ENDED, FAILED = "running", "silent", "ended", "failed"
 
@@ -153,18 +153,18 @@ class Progress:
 
     def __init__(self, store: Store, job: Job, clock: Callable[[], float] = monotonic) -> None:
         self._store, self._job, self._clock = store, job, clock
-        self._rows, self._told_at = 0, clock()
+        self._rows, self._reported_at = 0, clock()
 
     def add(self, rows: int) -> None:
         self._rows += rows
-        if self._clock() - self._told_at >= TELL_SECONDS:
-            self.tell()
+        if self._clock() - self._reported_at >= REPORT_SECONDS:
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the rows since the last report."""
         if self._rows:
             _note(self._store, self._job, {"state": RUNNING}, run=self._job.run, rows=self._rows)
-        self._rows, self._told_at = 0, self._clock()
+        self._rows, self._reported_at = 0, self._clock()
 
 
 def may_be_done(error: BaseException) -> bool:
@@ -181,8 +181,8 @@ def keep_report(store: Store, job: Job, report: JobReport) -> None:
     key = job_report(job.id, store.keys("").prefix)
     # Older versions refuse a report with an unknown field, so these are stored only if needed.
     seldom = ("dropped", "undecodable")
-    told = {name: value for name, value in asdict(report).items() if value or name not in seldom}
-    script("keep_report")(store.run, report=key, text=json.dumps(told), seconds=job.seconds)
+    facts = {name: value for name, value in asdict(report).items() if value or name not in seldom}
+    script("keep_report")(store.run, report=key, text=json.dumps(facts), seconds=job.seconds)
 
 
 def read_report(store: Store, job_id: str) -> JobReport | None:

@@ -152,7 +152,7 @@ class BacklogWriter(DataSourceArrowWriter):
             else:
                 written = self._change(store, rows, pace)
         if progress:
-            progress.tell()
+            progress.report()
         return written
 
     def _schedule(

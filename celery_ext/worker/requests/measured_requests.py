@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...metrics.measuring import measure
-from .request import KILLED, PooledRequest, Request, as_told, shard_of
+from .request import KILLED, PooledRequest, Request, as_result, shard_of
 
 _STATES = (
     (Retry, "retry"),
@@ -24,7 +24,7 @@ _STATES = (
 
 def _counted(on_success: Any) -> Any:
     def counted(self: Any, result: Any, **options: Any) -> Any:
-        result = as_told(result)
+        result = as_result(result)
         found = on_success(self, result, **options)
         if not result[0] and tuple(result) != KILLED:
             self._ends("success", result[2])

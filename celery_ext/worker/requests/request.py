@@ -38,7 +38,7 @@ logger = get_logger(__name__)
 KILLED = (False, None, None)
 
 
-def as_told(result: Any) -> tuple[Any, ...]:
+def as_result(result: Any) -> tuple[Any, ...]:
     """A result as Celery expects it of pools: whether a task failed, its value, its run time.
 
     Threads give the error alone if a task ends like a process, by SystemExit.
@@ -49,7 +49,7 @@ def as_told(result: Any) -> tuple[Any, ...]:
 def _to_the_end(on_success: Any) -> Any:
     @wraps(on_success)
     def on_success_to_the_end(self: Any, result: Any, *args: Any, **options: Any) -> None:
-        result = as_told(result)
+        result = as_result(result)
         try:
             self.note_overrun(result[2])
             on_success(self, result, *args, **options)
@@ -83,10 +83,10 @@ class Request(CeleryRequest):
         super().__init__(message, *args, **kwargs)
         shard = shard_of(message)
         self.hold = UniqueHold.of(self.app, message, shard)
-        if (told := recorder.current) is not None:
-            self.run = told.received(self, shard)
+        if (active := recorder.current) is not None:
+            self.run = active.received(self, shard)
         handed_out = getattr(message.channel, "handed_out", None)
-        on_return = [partial(told.returned, self.run)] if told and self.run else []
+        on_return = [partial(active.returned, self.run)] if active and self.run else []
         if handed_out is not None and handed_out.is_for_good(message.delivery_tag):
             self._begins = True
         if handed_out is not None and handed_out.waits(message.delivery_tag, *on_return):
@@ -121,16 +121,16 @@ class Request(CeleryRequest):
     def ended(self, state: str, rest: Any) -> None:
         """Record how it has ended. Celery reports some ends twice: the first one counts."""
         run, self.run = self.run, None
-        if run is not None and (told := recorder.current) is not None:
-            told.ended(run, state, rest)
+        if run is not None and (active := recorder.current) is not None:
+            active.ended(run, state, rest)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A pool has started it."""
         if self.hold is not None and not self.task.acks_late:
             self.hold.begins(self.time_limits[0])
         super().on_accepted(pid, time_accepted)
-        if self.run is not None and (told := recorder.current) is not None:
-            told.started(self.run, pid, self.task.acks_late)
+        if self.run is not None and (active := recorder.current) is not None:
+            active.started(self.run, pid, self.task.acks_late)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """It has exceeded a time limit. With the hard one it has ended, and may be retried."""
@@ -162,23 +162,24 @@ class Request(CeleryRequest):
 
     def _has_failed(self, error: BaseException, traceback: Any) -> None:
         run, self.run = self.run, None
-        if run is None or (told := recorder.current) is None:
+        if run is None or (active := recorder.current) is None:
             return
         most = self.task.max_retries
         facts: dict[str, Any] = {"run_ms": self._run_ms()}
         if isinstance(error, (Reject, Ignore)):
             why = "ignored" if isinstance(error, Ignore) else "rejected"
-            told.ended(run, "x", {"why": why, **facts, "message": text_of(error)[:MESSAGE_LENGTH]})
+            facts |= {"why": why, "message": text_of(error)[:MESSAGE_LENGTH]}
+            active.ended(run, "x", facts)
             return
-        if told.options.arguments:
+        if active.options.arguments:
             for name, text in (("args", self.argsrepr), ("kwargs", self.kwargsrepr)):
                 facts[name] = str(text or "")[:ARGUMENTS_LENGTH]
         retries = self.request_dict.get("retries") or 0
         # A task that is not retried although it could be has one attempt, not one of many.
         if type(most) is int and (isinstance(error, Retry) or retries >= most):
             facts["attempts"] = most + 1
-        tell = told.retrying if isinstance(error, Retry) else told.failed
-        tell(run, error, traceback, **facts)
+        note = active.retrying if isinstance(error, Retry) else active.failed
+        note(run, error, traceback, **facts)
 
     def _run_ms(self) -> int | None:
         return None if self.time_start is None else int((time.time() - self.time_start) * 1000)
@@ -359,7 +360,7 @@ class PooledRequest(Request):
 
 def _unless_cancelled(on_success: Any) -> Any:
     def on_success_unless_cancelled(self: Any, result: Any, **options: Any) -> None:
-        result = as_told(result)
+        result = as_result(result)
         was_killed = tuple(result) == KILLED and self in self._greenlets
         if not was_killed:
             on_success(self, result, **options)

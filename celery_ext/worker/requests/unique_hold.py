@@ -48,23 +48,23 @@ class UniqueHold:
     def begins(self, limit_seconds: float | None) -> None:
         """Keep the key for a limited time, because the message is about to be acked."""
         limit_ms = int(limit_seconds * 1000) + MARGIN_MS if limit_seconds else LONGEST_MS
-        self._tell(self._of(limit_ms))
+        self._set(self._of(limit_ms))
 
     def waits(self, until: Any) -> None:
         """Keep the key for a retry that is due then, or in these seconds.
 
         The shorter time of `begins` may reach the server after the retry has.
         """
-        self._tell(self._of(max(ms_until(until), 0) + WAITING_MS))
+        self._set(self._of(max(ms_until(until), 0) + WAITING_MS))
 
     def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
         """Release the key after an error or success, but not before a retry. Safe to call twice."""
         returns = isinstance(error, Reject) and error.requeue and acks_late
         if returns or isinstance(error, Retry):
             return
-        self._tell(self._of(0))
+        self._set(self._of(0))
 
-    def _tell(self, held: Held) -> None:
+    def _set(self, held: Held) -> None:
         if not self._channel.closed:
             self._channel.handed_out.hold(held)
             return

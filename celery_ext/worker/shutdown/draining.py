@@ -34,8 +34,8 @@ class Draining:
     def __init__(self, consumer: Any) -> None:
         self._consumer, self._task_pool = consumer, consumer.pool
         self._pool = consumer.pool._pool
-        #: Processes that were told to end.
-        self._told: set[Any] = set()
+        #: Processes that were asked to end.
+        self._asked: set[Any] = set()
 
     @classmethod
     def install(cls, consumer: Any) -> Draining | None:
@@ -75,7 +75,7 @@ class Draining:
         speaking = [
             (each.inqW_fd, EVENT_WRITE, partial(self._speak, each))
             for each in running
-            if each not in self._told
+            if each not in self._asked
         ]
         some_ended = len(running) < len(self._pool._pool)
         self._hear(0 if some_ended else TURN_SECONDS, *waking, *speaking)
@@ -83,7 +83,7 @@ class Draining:
             self._pool._join_exited_workers(shutdown=True)
         self._pool.check_timeouts()
         self._consumer.hub.fire_timers()
-        tell_acks(self._consumer)
+        send_acks(self._consumer)
 
     def _hear(self, timeout_seconds: float, *others: tuple[int, int, Any]) -> bool:
         """Read a message of each process that has one; returns whether anything was ready."""
@@ -99,14 +99,14 @@ class Draining:
         return bool(ready)
 
     def _speak(self, process: Any) -> None:
-        """Write more of a task that was partly written to a process, or else tell it to end."""
+        """Write more of a task that was partly written to a process, or else ask it to end."""
         writers = (job._writer() for job in self._pool._cache.values() if job._write_to is process)
         writer = next((each for each in writers if each in self._pool._active_writers), None)
         with suppress(StopIteration, OSError):
             if writer is not None:
                 next(writer)
             else:
-                self._told.add(process)
+                self._asked.add(process)
                 process.inq.put(None)
 
     def _give_back_unwritten(self) -> None:
@@ -124,10 +124,10 @@ def await_threads(consumer: Any) -> None:
     stopping.start()
     while stopping.is_alive():
         stopping.join(ACK_SECONDS)
-        tell_acks(consumer)
+        send_acks(consumer)
 
 
-def tell_acks(consumer: Any) -> None:
+def send_acks(consumer: Any) -> None:
     """Do what the event loop would do for messages of tasks that have started or ended."""
     hub = consumer.hub
     for callback in hub._pop_ready():

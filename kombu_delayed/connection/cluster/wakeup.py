@@ -116,15 +116,15 @@ class NodeWake(WakeConnection):
             self._started_with = ()
             self._heard.append((self._queues.pop(channel), 0))
 
-    def heard(self, told: bool = False) -> list[tuple[str, int]]:
+    def heard(self, polled: bool = False) -> list[tuple[str, int]]:
         """Return the tokens that have arrived, each as (queue, when in ms; 0: now).
 
-        `told`: a poller has reported that there is something to read.
+        `polled`: a poller has reported that there is something to read.
         """
-        while self.socket is not None and self.connection.read_ahead(told):
+        while self.socket is not None and self.connection.read_ahead(polled):
             self._receive(self._queues)
             self._heard_from()
-            told = False
+            polled = False
         found, self._heard = self._heard, []
         return found
 

@@ -31,7 +31,7 @@ class Sentinels(sentinel.Sentinel):
         silent: list[str] = []
         behind: list[tuple[int, tuple[str, int]]] = []
         known: set[str] = set()
-        for node in sorted(self.sentinels, key=lambda each: _where(each) != self.watch.told_by):
+        for node in sorted(self.sentinels, key=lambda each: _where(each) != self.watch.named_by):
             try:
                 masters: Any = _asked(node, node.sentinel_masters)
                 known.update(masters)

@@ -80,7 +80,7 @@ class MasterWatch:
         #: The master; None until it has been found.
         self.address: Address | None = None
         #: The Sentinel that has reported it, whose answer counts more than that of one that lags.
-        self.told_by: Address | None = None
+        self.named_by: Address | None = None
         #: The Sentinel that leads a failover -> no command is sent until then (monotonic clock).
         self._holds: dict[Address, float] = {}
         self._sentinels = sentinels
@@ -142,7 +142,7 @@ class MasterWatch:
                 return False
             is_news = self._take(address, epoch)
         if is_news:
-            self._tell()
+            self._notify()
         return True
 
     def found_no_newer(self, address: Address, epoch: int) -> None:
@@ -178,7 +178,7 @@ class MasterWatch:
         self._epoch = epoch
         return before not in (None, address) or was_held
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             followers, address = list(self._followers), self.address
         if address is not None:
@@ -260,16 +260,16 @@ class MasterWatch:
         with self._lock:  # report each failover once: later it might end the wait for the next
             is_newer = (epoch := int(state.get("config-epoch", 0))) > self._epoch
             if is_newer:
-                self.told_by = sentinel
+                self.named_by = sentinel
             is_news = is_newer and self._take(address, epoch)
         if is_news:
-            self._tell()
+            self._notify()
         if not _is_failing_over(state):
             self._holds.pop(sentinel, None)
         elif address == (state["ip"], state["port"]):
             self._hold(sentinel)
         else:
-            self.told_by = sentinel  # the others may still name the old one for a moment
+            self.named_by = sentinel  # the others may still name the old one for a moment
 
     def _hold(self, sentinel: Address) -> None:
         self._holds[sentinel] = monotonic() + HOLD_SECONDS
@@ -286,7 +286,7 @@ class MasterWatch:
                 self._compare(sentinel, client)
         elif event.startswith(_ABORTED[:-1]) and parts[1] == self.name:
             self._holds.pop(sentinel, None)
-            self._tell()
+            self._notify()
 
 
 def present(client: Any, name: str, state: Mapping[str, Any]) -> Address:

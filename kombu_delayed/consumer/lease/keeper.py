@@ -103,8 +103,8 @@ class Keeper:
             seconds = lease.step()
         except Exception as error:  # the other leases need this thread after any error
             if lease in self._leases:  # else its connection was closed meanwhile
-                tell = logger.debug if lease in self._failing else logger.warning
-                tell("Cannot renew the lease of %s now: %s", lease.consumer, error)
+                log = logger.debug if lease in self._failing else logger.warning
+                log("Cannot renew the lease of %s now: %s", lease.consumer, error)
                 self._failing.add(lease)
             return min(1.0, lease.seconds / 10)
         self._failing.discard(lease)

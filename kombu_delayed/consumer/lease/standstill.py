@@ -24,7 +24,7 @@ class Progress:
     """Watches one loop. The loop stamps it; the keeper's thread checks it.
 
     `take_back` takes messages that have not started away from the loop, so that this object owns
-    them; `tell` gives back their slots of global limits; `queues` returns the consumed queues.
+    them; `report` gives back their slots of global limits; `queues` returns the consumed queues.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class Progress:
         seconds: float,
         clock: Callable[[], float],
         take_back: Callable[[], list[Unbegun]],
-        tell: Callable[[Store, str, int], None],
+        report: Callable[[Store, str, int], None],
         queues: Callable[[], Iterable[str]],
     ) -> None:
         self._seconds = seconds
         self._clock = clock
         self._take_back = take_back
-        self._tell = tell
+        self._report = report
         self._queues = queues
         self._at = clock()
         self._has_stopped = False
@@ -89,7 +89,7 @@ class Progress:
             self._owes_promises = True
         errors = self._release(store, consumer)
         if has_stopped and not errors:
-            self._tell(store, consumer, int(self._seconds * 1000))
+            self._report(store, consumer, int(self._seconds * 1000))
         if self._owes_promises:
             self._pass_promises_on(store)
             self._owes_promises = False

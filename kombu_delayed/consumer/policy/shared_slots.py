@@ -56,7 +56,7 @@ class Pool:
     is_new: bool = False
     #: Since when fewer slots are needed than the server knows of; inf if no fewer are.
     less_since: float = math.inf
-    told_at: float = 0.0
+    reported_at: float = 0.0
     again_at: float = -math.inf
     generation: int = -1
     #: The slots the server knows of, and by which call; None: a call is in flight, or was lost.
@@ -103,7 +103,7 @@ class Owner(Protocol):
 class SharedSlots:
     """The slots of global limits of one consumer.
 
-    `ended`, `running` and `tell` are safe from any thread, and the keeper's thread has its own
+    `ended`, `running` and `report` are safe from any thread, and the keeper's thread has its own
     calls for while the loop is stuck. Only the loop may call the rest.
     """
 
@@ -231,9 +231,9 @@ class SharedSlots:
         at = pool.less_since if wants or owner.runs_here else pool.less_since + BACK_SECONDS
         if pool.granted:
             at = min(at, pool.granted_at + UNUSED_SECONDS)
-        if pool.used:  # a server may have lost what it was told
+        if pool.used:  # a server may have lost what was reported
             is_other = pool.generation != owner.store.run.generation
-            at = min(at, -math.inf if is_other else pool.told_at + owner.lease.seconds / 3)
+            at = min(at, -math.inf if is_other else pool.reported_at + owner.lease.seconds / 3)
         return max(at, pool.again_at)
 
     def step(
@@ -280,7 +280,7 @@ class SharedSlots:
     ) -> Call:
         self._number += STEP
         pool.known, pool.taken_back = None, Counter()
-        pool.less_since, pool.is_new, pool.told_at = math.inf, False, monotonic()
+        pool.less_since, pool.is_new, pool.reported_at = math.inf, False, monotonic()
         pool.generation = store.run.generation
         return GlobalLimits(store).share_call(
             pool.queue,
@@ -329,7 +329,7 @@ class SharedSlots:
         move, given = self._call(owner.store, lease.consumer, lease.ms, pool, 0, False)
         return shared(move(owner.store.run, **given))
 
-    def tell_of_taken_back(self, store: Store, consumer: str, lease_ms: int) -> None:
+    def report_taken_back(self, store: Store, consumer: str, lease_ms: int) -> None:
         """Give back the slots that `take_over` has taken, in the thread that called it.
 
         The loop may continue at any time. Its next call has a higher number, and is the valid one.
@@ -355,17 +355,17 @@ class SharedSlots:
                 pool.known, pool.taken_back = (number, held), Counter()
             _call_all(store, answer.called if answer else ())
 
-    def tell(self, store: Store, consumer: str, lease_ms: int, queue: str = "") -> None:
+    def report(self, store: Store, consumer: str, lease_ms: int, queue: str = "") -> None:
         """Report the slots of running tasks, of all limits or of one, after the loop has ended."""
         self._drain(monotonic())
         for pool in tuple(self.pools.values()):
-            if pool.told_at and queue in ("", pool.queue):
+            if pool.reported_at and queue in ("", pool.queue):
                 try:
-                    self._tell(store, consumer, lease_ms, pool)
+                    self._report(store, consumer, lease_ms, pool)
                 except store.errors_of_one_queue as error:
                     logger.info("Slots of a limit come back when its node does: %s", error)
 
-    def _tell(self, store: Store, consumer: str, lease_ms: int, pool: Pool) -> None:
+    def _report(self, store: Store, consumer: str, lease_ms: int, pool: Pool) -> None:
         pool.granted.clear()
         pool.sent.clear()
         move, given = self._call(store, consumer, lease_ms, pool, 0, True)

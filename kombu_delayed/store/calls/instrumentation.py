@@ -60,18 +60,18 @@ burial_listeners: list[Callable[[Any, str, list[str]], None]] = []
 
 def timed(name: str, on_answer: Callable[[Any], None]) -> Callable[[Any], None]:
     """Wrap `on_answer` for a script that is sent now, to report to the meter how long it took."""
-    if (told := current) is None:
+    if (meter := current) is None:
         return on_answer
     began = perf_counter()
 
     def answered(answer: Any) -> None:
-        told.script_took(name, perf_counter() - began)
+        meter.script_took(name, perf_counter() - began)
         on_answer(answer)
 
     return answered
 
 
-def tell_of_burials(store: Any, queue: str, ids: Sequence[bytes]) -> None:
+def count_buried(store: Any, queue: str, ids: Sequence[bytes]) -> None:
     """Notify the meter of messages that a script has buried, and soon all listeners.
 
     Listeners run in a thread of their own, because they may be slow and must not delay acks or the
@@ -79,8 +79,8 @@ def tell_of_burials(store: Any, queue: str, ids: Sequence[bytes]) -> None:
     """
     if not ids:
         return
-    if (told := current) is not None:
-        told.buried(queue, len(ids))
+    if (meter := current) is not None:
+        meter.buried(queue, len(ids))
     if burial_listeners:
         names = [id.decode(errors="surrogateescape") for id in ids]
         given = store.for_others or store, queue, names

@@ -114,15 +114,15 @@ class Script:
     def __call__(self, run: Callable[..., Any], /, **given: Any) -> Any:
         """Run the script. Sends its source again to a server that has lost it."""
         packed = self.pack(given)
-        told = instrumentation.current
-        began = perf_counter() if told is not None else 0.0
+        meter = instrumentation.current
+        began = perf_counter() if meter is not None else 0.0
         try:
             return run("EVALSHA", self.sha, *packed)
         except NoScriptError:
             return run("EVAL", self.source, *packed)
         finally:
-            if told is not None:
-                told.script_took(self.name, perf_counter() - began)
+            if meter is not None:
+                meter.script_took(self.name, perf_counter() - began)
 
 
 #: A script and its arguments.
@@ -149,9 +149,9 @@ def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call])
         found = many([("EVAL", first.source, *arguments), *again])
         for n, answer in zip(lost, found, strict=True):
             answers[n] = answer
-    if calls and (told := instrumentation.current) is not None:
+    if calls and (meter := instrumentation.current) is not None:
         for move, _ in calls:
-            told.script_took(move.name, (perf_counter() - began) / len(calls))
+            meter.script_took(move.name, (perf_counter() - began) / len(calls))
     return answers
 
 

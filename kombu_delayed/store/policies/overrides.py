@@ -67,16 +67,16 @@ class Overrides:
 
 def _read(text: bytes) -> Override:
     slots, every_ms, burst, until_ms, note = text.decode(errors="replace").split(" ", 4)
-    told = {}
+    facts = {}
     with suppress(ValueError):  # it was written by hand
-        told = json.loads(note)
+        facts = json.loads(note)
     return Override(
         None if slots == "-" else int(slots),
         None if every_ms == "-" else float(every_ms),
         None if burst == "-" else int(burst),
-        str(told.get("rate", "")),
+        str(facts.get("rate", "")),
         int(until_ms),
-        int(told.get("at", 0)),
-        str(told.get("by", "")),
-        str(told.get("why", "")),
+        int(facts.get("at", 0)),
+        str(facts.get("by", "")),
+        str(facts.get("why", "")),
     )

@@ -50,7 +50,7 @@ class ConnectingChannel(stock.Channel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pid = os.getpid()
-        with self._told_apart(), self._silence_is_named():
+        with self._errors_translated(), self._silence_is_named():
             super().__init__(*args, **kwargs)
 
     @cached_property
@@ -229,11 +229,11 @@ class ConnectingChannel(stock.Channel):
         """A client for Kombu's own commands, whose errors are translated as ours are."""
         if (store := self.__dict__.get("store")) is not None:
             store.run.lend()
-        with self._told_apart(), super().conn_or_acquire(client) as client:
+        with self._errors_translated(), super().conn_or_acquire(client) as client:
             yield client
 
     @contextmanager
-    def _told_apart(self) -> Iterator[None]:
+    def _errors_translated(self) -> Iterator[None]:
         """Translate errors; have servers checked again if one is not ready."""
         try:
             yield

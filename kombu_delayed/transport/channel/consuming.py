@@ -119,8 +119,8 @@ class ConsumingChannel(ConnectingChannel):
             for shard in self._shards(queue):
                 self.store.dictionaries.check(shard)
                 consumer.add(shard, takes, self._expires.get(queue, unused))
-            if (told := instrumentation.current) is not None:
-                told.consuming(queue)
+            if (meter := instrumentation.current) is not None:
+                meter.consuming(queue)
             self.connection.cycle.wake_up()
         return result
 
@@ -244,7 +244,7 @@ class ConsumingChannel(ConnectingChannel):
         try:
             self.qos.outbox.flush(self.consumer.store, self.consumer.lease)
             self.consumer.store.run.push()  # a signal handler may have come between
-            self.consumer.tell_of_ends()
+            self.consumer.give_back_slots()
         except UNREACHABLE as error:
             logger.debug("Cannot send acknowledgements now: %s", error)
 

@@ -41,16 +41,16 @@ class FanoutChannel(ConnectingChannel):
 
     def _receive(self) -> bool:
         """Deliver what has come over the pub/sub connection; returns whether it was a message."""
-        client, has_delivered, told = self.subclient, False, True
-        while self._reads_ahead(client.connection, told):
+        client, has_delivered, polled = self.subclient, False, True
+        while self._reads_ahead(client.connection, polled):
             with suppress(Empty):
                 has_delivered = bool(self._receive_one(client)) or has_delivered
-            told = False
+            polled = False
         return has_delivered
 
-    def _reads_ahead(self, connection: Any, told: bool) -> bool:
+    def _reads_ahead(self, connection: Any, polled: bool) -> bool:
         try:
-            return connection is not None and connection.read_ahead(told, push_request=True)
+            return connection is not None and connection.read_ahead(polled, push_request=True)
         except UNREACHABLE:
             self._in_listen = None  # what `_receive_one` raises may be the program's own
             raise

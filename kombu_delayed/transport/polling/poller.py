@@ -142,7 +142,7 @@ class Poller(MultiChannelPoller):
             return False
         is_message = watch.read()
         self._due = self._due or not is_message
-        if watch.connection.told_in_vain:
+        if watch.connection.false_alarm:
             self.sockets.poll_anew()
         return is_message
 

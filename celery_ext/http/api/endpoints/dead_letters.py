@@ -44,14 +44,14 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
                 left -= 1
                 letter = letters.get(after[1])
                 task = None if letter is None else DeadTask(queue_of(name), letter)
-                if task is not None and is_meant(call, query, task):
+                if task is not None and is_selected(call, query, task):
                     found.append((name, task))
                 if len(found) == query.limit or left == 0:
                     return found, cursors.write(name, *after)
     return found, None
 
 
-def is_meant(call: Call, query: DeadQuery, task: DeadTask) -> bool:
+def is_selected(call: Call, query: DeadQuery, task: DeadTask) -> bool:
     """Returns whether a letter matches and the caller may see it."""
     info = task.info
     named = query.task is None or fnmatchcase(info.task, query.task)

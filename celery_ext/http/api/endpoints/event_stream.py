@@ -51,7 +51,7 @@ async def stream_events(call: Call) -> Response:
     after = None if last is None else _before(last)
     query: EventQuery = call.query
     shards = partial(call.service.shards, call.identity, query.queue)
-    listener = Listener((call.identity, query.queue), shards, partial(_is_meant, call, query))
+    listener = Listener((call.identity, query.queue), shards, partial(_is_wanted, call, query))
     call.service.streams.begin(call.identity)
     try:
         positions = await call.run(call.service.feed.join, listener)
@@ -117,7 +117,7 @@ async def _events(
         while found := await call.run(next_of, missed):
             if call.service.closing or not await _may(call):
                 return
-            if text := "".join(_text(event) for event in found if listener.meant(event)):
+            if text := "".join(_text(event) for event in found if listener.accepts(event)):
                 yield text
     said_at = time.monotonic()
     while not (call.service.closing or listener.is_behind):
@@ -139,7 +139,7 @@ async def _may(call: Call) -> bool:
     return True
 
 
-def _is_meant(call: Call, query: EventQuery, event: Event) -> bool:
+def _is_wanted(call: Call, query: EventQuery, event: Event) -> bool:
     return (
         query.task_id in (None, event.id)
         and query.event in (None, event.event)

@@ -21,7 +21,7 @@ class Asked(BaseModel):
 def look(visit: Visit) -> Shown:
     query = asked(visit, Asked)
     found = visit.service.cache.get("periodic", SECONDS, lambda: _read(visit))
-    meant = [
+    matching = [
         each
         for each in found
         if (query.name or "").lower() in f"{each.name} {each.task}".lower()
@@ -29,9 +29,9 @@ def look(visit: Visit) -> Shown:
     ]
     return {
         "name": query.name or "",
-        "tasks": meant[:SHOWN],
-        "count": len(meant),
-        "queue_of_task": {each.name: _queue(visit, each) for each in meant[:SHOWN]},
+        "tasks": matching[:SHOWN],
+        "count": len(matching),
+        "queue_of_task": {each.name: _queue(visit, each) for each in matching[:SHOWN]},
     }
 
 

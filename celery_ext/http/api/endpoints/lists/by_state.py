@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from time import monotonic
 
 from celery_ext.control.changes.ready import ReadyTask, ready_task
-from celery_ext.control.outcomes import Meant, is_listed
+from celery_ext.control.outcomes import TaskFilter, is_listed
 from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.query import Query
 from kombu_delayed.inspection.ready.lists import id_of
@@ -64,7 +64,7 @@ def _dead(call: Call, search: Search) -> tuple[list[State], str | None]:
 
 def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
     place = cursors.read_place(search.cursor, call.identity)
-    outcomes, meant = Outcomes(call.service.delayed.store), meant_of(search)
+    outcomes, chosen = Outcomes(call.service.delayed.store), filter_of_search(search)
     found: list[State] = []
     left, state = RECORDS, search.state or ""
     for shard, of in _places(call, search, place):
@@ -83,15 +83,15 @@ def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
                     continue
                 if len(found) >= search.limit:
                     return found, cursors.write(shard, start * PAGE_SIZE + number, of)
-                if _is_meant(call, search, record, state, of) and meant.matches(record):
+                if _is_wanted(call, search, record, state, of) and chosen.matches(record):
                     found.append(state_of_record(record))
     return found, None
 
 
-def meant_of(search: Search) -> Meant:
+def filter_of_search(search: Search) -> TaskFilter:
     """The recorded tasks that a search selects."""
     lengths = (search.longer_than, search.shorter_than)
-    return Meant(search.task, search.error, search.worker, *lengths)
+    return TaskFilter(search.task, search.error, search.worker, *lengths)
 
 
 def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator[tuple[str, str]]:
@@ -105,7 +105,7 @@ def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator
                 yield shard, of
 
 
-def _is_meant(call: Call, search: Search, record: TaskHistory, state: str, of: str) -> bool:
+def _is_wanted(call: Call, search: Search, record: TaskHistory, state: str, of: str) -> bool:
     # A process that died has not recorded the failure.
     is_one = record.state == "lost" if of != state else is_listed(record, of)
     is_of_tenant = search.tenant in (None, record.tenant)

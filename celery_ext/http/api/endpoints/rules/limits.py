@@ -244,8 +244,8 @@ def tenants_page(call: Call, query: TenantsQuery) -> tuple[list[TenantInfo], str
     names = call.service.queues(call.identity, query.queue)
     usages = {name: usage_of(call, name) for name in names}
     each = heapq.merge(*(_behind(usage, place) for usage in usages.values()))
-    meant = (at for at in each if query.tenant is None or fnmatchcase(at[1], query.tenant))
-    first = [*islice(meant, query.limit + 1)]
+    matching = (at for at in each if query.tenant is None or fnmatchcase(at[1], query.tenant))
+    first = [*islice(matching, query.limit + 1)]
     shown = first[: query.limit]
     infos = {
         (info.tenant, queue): info

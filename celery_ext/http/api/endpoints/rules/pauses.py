@@ -70,6 +70,6 @@ def _state(call: Call, part: Part) -> dict[str, Any]:
     found = [info_data(each) for each in call.service.delayed.pauses(call.queue)]
     asked = _part(part)
     own = [each for each in found if asked.items() <= each.items()]
-    told = own[0] if own else dict.fromkeys(("since", "until", "by", "why"))
+    facts = own[0] if own else dict.fromkeys(("since", "until", "by", "why"))
     parts = [each for each in found if each["task"] or each["tenant"]]
-    return {**told, **asked, "queue": call.queue, "paused": bool(own), "parts": parts}
+    return {**facts, **asked, "queue": call.queue, "paused": bool(own), "parts": parts}

@@ -9,7 +9,7 @@ from glob import escape
 from typing import Any
 
 from celery_ext.http.api import cursors
-from celery_ext.http.api.endpoints.dead_letters import is_meant, letters_page
+from celery_ext.http.api.endpoints.dead_letters import is_selected, letters_page
 from celery_ext.http.api.models import DeadQuery
 from celery_ext.http.api.operations import validated
 from celery_ext.tasks.dead_task import DeadTask
@@ -132,7 +132,7 @@ def look(visit: Visit) -> Shown:
 def _sorted(visit: Visit, given: dict[str, Any], order: Order) -> Shown:
     query = query_of(given)
     shards = visit.shards(query.queue)
-    found = [each for each in newest(visit, shards) if is_meant(visit, query, each)]
+    found = [each for each in newest(visit, shards) if is_selected(visit, query, each)]
     page, following = order.part(found, SORTS, PAGE_SIZE)
     total = sum(map(visit.service.delayed.store.dead.count, shards))
     is_partial = total > GROUPED
@@ -159,10 +159,10 @@ def _groups(visit: Visit, queue: str | None) -> tuple[list[Group], int, int | No
         sees, tenants = visit.identity.sees, visit.identity.tenants
         found = newest(visit, shards)
         letters = [each for each in found if not tenants or sees(each.queue, each.info.tenant)]
-        told = (
+        failures = (
             (each.queue, each.info.task, each.letter.reason, each.letter.at_ms) for each in letters
         )
-        return grouped(told), len(letters)
+        return grouped(failures), len(letters)
 
     key = ("groups", queue, visit.identity.tenants, visit.identity.queues)
     found, looked_at = visit.service.cache.get(key, GROUP_SECONDS, read)

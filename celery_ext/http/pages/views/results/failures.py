@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from celery_ext.control.outcomes import Meant, listed
+from celery_ext.control.outcomes import TaskFilter, listed
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.dead_letters import own_letters
 from celery_ext.http.api.fields import Name, Span, span_of
@@ -99,8 +99,8 @@ class Row:
 def look(visit: Visit) -> Shown:
     query = asked(visit, Asked)
     rows, is_partial = matching(visit, query)
-    told = ((row.history.queue, row.history.task, row.error, row.at_ms) for row in rows)
-    groups = grouped(told) if query.of in ("failed", "retrying") else []
+    failures = ((row.history.queue, row.history.task, row.error, row.at_ms) for row in rows)
+    groups = grouped(failures) if query.of in ("failed", "retrying") else []
     now_ms = int(datetime.now(timezone.utc).timestamp() * 1000)
     first_ms = min((group.first_ms for group in groups), default=now_ms)
     names = _names(visit, query.of, rows[:SHOWN])
@@ -134,13 +134,13 @@ def matching(visit: Visit, query: Asked) -> tuple[list[Row], bool]:
     """The tasks of a list that match, and whether there are more that were not read."""
     shards = visit.shards(query.queue)
     found, is_partial = _read(visit, query.of, shards, _counts(visit, shards)[query.of])
-    meant = Meant(query.task, query.error, query.worker, query.longer_than)
+    chosen = TaskFilter(query.task, query.error, query.worker, query.longer_than)
     rows = [
         row
         for row in map(Row, found)
         if row.at_ms >= query.since_ms
         and query.tenant in (None, row.history.tenant)
-        and meant.matches(row.history)
+        and chosen.matches(row.history)
     ]
     # Of running tasks, the one that has run longest, and so has begun first, is in front.
     rows.sort(key=lambda row: row.at_ms, reverse=query.of != "running")

@@ -175,8 +175,8 @@ def apply(visit: Visit, form: Form) -> Response:
     choice, (back, given) = _choose(visit, form), _origin(form)
     count = len(choice.infos)
     visit.take(form)
-    told = {**given, **form.given(["to_queue"])}
-    visit.note(verb, choosing.audited(form, "tasks", told, count))
+    facts = {**given, **form.given(["to_queue"])}
+    visit.note(verb, choosing.audited(form, "tasks", facts, count))
     changed = sum(on_delayed(*part) for part in choosing.parts(choice.delayed))
     for tasks in choice.ready.values():
         # The last tasks first, so that the places of the others do not change.

@@ -66,8 +66,8 @@ def apply(visit: Visit, form: Form) -> Response:
     count = sum(map(len, chosen.values()))
     visit.take(form)
     back, given = origin_of(form, "/dead", filter_of(form))
-    told = {**given, **form.given(["at", "to_queue"])}
-    visit.note(f"dead-{verb}", choosing.audited(form, "dead letters", told, count))
+    facts = {**given, **form.given(["at", "to_queue"])}
+    visit.note(f"dead-{verb}", choosing.audited(form, "dead letters", facts, count))
     changed = sum(change(*part) for part in choosing.parts(chosen))
     visit.service.cache.forget()
     if back == "/dead":

@@ -120,10 +120,10 @@ def look(visit: Visit) -> Shown:
         "headers": _headers(info),
         "ids": ids,
         "kin": canvas.look(visit, ids.root or id, id) if query.canvas else None,
-        "steps": _timeline(_told(visit, id, state, limit), record, attempts),
+        "steps": _timeline(_event_steps(visit, id, state, limit), record, attempts),
         "failure": record.failure if record else None,
         "limit": limit,
-        "is_told": bool(visit.service.delayed.store.event_limit),
+        "keeps_events": bool(visit.service.delayed.store.event_limit),
         "name": name_of(info) if info and info.state in ("delayed", "ready") else "",
         "is_ready": info is not None and info.state == "ready",
         "letter_name": letter_name(letter) if letter else "",
@@ -158,7 +158,7 @@ def _headers(info: TaskInfo | None) -> dict[str, str]:
     }
 
 
-def _told(visit: Visit, id: str, state: State, limit: int) -> Iterable[Step]:
+def _event_steps(visit: Visit, id: str, state: State, limit: int) -> Iterable[Step]:
     store = visit.service.delayed.store
     for shard in store.shards.nearest(state["queue"], id):
         for event in streams.newest(store, shard, limit):
@@ -167,10 +167,10 @@ def _told(visit: Visit, id: str, state: State, limit: int) -> Iterable[Step]:
 
 
 def _timeline(
-    told: Iterable[Step], record: TaskHistory | None, attempts: Iterable[Failure]
+    events: Iterable[Step], record: TaskHistory | None, attempts: Iterable[Failure]
 ) -> list[Step]:
     """All steps in order. If workers have recorded a cancellation, its event is left out."""
-    steps = [*told, *_failed(attempts)]
+    steps = [*events, *_failed(attempts)]
     if record is not None:
         own = [*_recorded(record)]
         doubled = {"cancelled"} & {step.kind for step in own}
