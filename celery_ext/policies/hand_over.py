@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -55,7 +56,7 @@ class HandOver(Policy):
     ) -> None:
         if bool(queue) == bool(exchange):
             raise PolicyError("HandOver takes either a queue or an exchange with a routing_key")
-        self.url = url
+        self.url = _readable(url)
         self.queue = queue
         self._to = {"exchange": exchange, "routing_key": routing_key or queue}
         self._declare = [Queue(queue, routing_key=queue)] if queue else []
@@ -109,3 +110,16 @@ class HandOver(Policy):
         names = next((SILENCE[each] for each in SILENCE if scheme.startswith(each)), ())
         options = {**dict.fromkeys(names, SILENCE_SECONDS), **self._options}
         return pools.producers[Connection(self.url, transport_options=options)]
+
+
+def _readable(url: str | None) -> str | None:
+    """Return a URL. Raises PolicyError, without its password, if Kombu cannot read it."""
+    try:
+        with suppress(ImportError):  # its transport may be missing where tasks are only sent
+            Connection(url or None).as_uri()
+    except (KeyError, TypeError, ValueError):
+        raise PolicyError(
+            f"HandOver takes the URL of a broker, such as amqp://user:password@host/vhost; Kombu "
+            f"cannot read the one that begins with {str(url).partition(':')[0]!r}"
+        ) from None
+    return url

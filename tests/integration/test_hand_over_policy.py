@@ -79,6 +79,10 @@ def test_what_cannot_be_meant() -> None:
     for given in ({}, {"queue": "a", "exchange": "b"}):
         with pytest.raises(PolicyError, match="either a queue or an exchange"):
             HandOver("amqp://", **given)
+    for url in ("ampq://shop:secret@rabbit/", "amqp://shop:se/cret@rabbit/", 5):
+        with pytest.raises(PolicyError, match="URL of a broker") as told:
+            HandOver(url, queue="a")  # type: ignore[arg-type]
+        assert "cret" not in str(told.value)
 
 
 def test_it_comes_last(open_app: OpenApp) -> None:

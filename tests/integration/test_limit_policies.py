@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -383,9 +384,14 @@ def test_tasks_for_now_are_late_as_well(open_app: OpenApp, others: list[Policy])
         (lambda: [Limit()], "concurrency"),
         (lambda: [Limit(rate="often")], "such as"),
         (lambda: [Limit(concurrency=0)], "whole number"),
+        (lambda: [Limit(concurrency=1, name=7)], "takes text"),
         (lambda: [Shares(10, {"a": 0.7, "b": 0.7})], "sum is at most 1"),
+        (lambda: [Shares(10, {"a": "half"})], "dict of fractions"),
+        (lambda: [Shares(10, {"a": math.nan})], "dict of fractions"),
+        (lambda: [Shares(10, ["a", "b"])], "dict of fractions"),
         (lambda: [Order("due")], "in their order"),
         (lambda: [Fair(weights={"a": 0})], "weight of 'a'"),
+        (lambda: [Fair(weights=3)], "a dict or a function"),
     ],
 )
 def test_nonsense_is_refused_where_it_is_declared(

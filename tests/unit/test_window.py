@@ -47,6 +47,8 @@ def test_next_opening(window: Window, at: str, opens: str) -> None:
         (("05:00-07:00",), {"days": "mon-payday"}, "'mon-payday'"),
         (("05:00-07:00",), {"except_dates": ["Christmas"]}, "not 'Christmas'"),
         (("05:00-07:00",), {"except_dates": [24]}, "not 24"),
+        (("05:00-07:00",), {"except_dates": "2026-12-24"}, "takes a list"),
+        (("05:00-07:00",), {"except_dates": None}, "takes a list"),
     ],
 )
 def test_what_cannot_be_meant(ranges: tuple[str, ...], options: dict, message: str) -> None:

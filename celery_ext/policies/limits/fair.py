@@ -37,6 +37,8 @@ class Fair(Gated):
         if isinstance(self.weights, Mapping):
             for key in self.weights:
                 self._checked(key, self.weights[key])
+        elif not callable(self.weights):
+            raise PolicyError(f"Fair(weights=…) takes a dict or a function, not {weights!r}")
 
     def __repr__(self) -> str:
         given = self.weights

@@ -46,6 +46,8 @@ class Limit(Gated):
             raise PolicyError("Limit takes concurrency=…, rate=… or both")
         if scope not in ("queue", "global"):
             raise PolicyError(f"Limit(scope={scope!r}) takes 'queue' or 'global'")
+        if not isinstance(name, (str, type(None))):
+            raise PolicyError(f"Limit(name={name!r}) takes text")
         self.is_global = scope == "global"
         if self.is_global and (rate is not None or not name):
             raise PolicyError("Limit(scope='global') takes a name and concurrency, and no rate")
@@ -224,11 +226,11 @@ class Shares(Gated):
         self, total: int, shares: Mapping[str, float], *, by: By = "tenant", borrow: bool = True
     ) -> None:
         self.total = whole("total", total)
-        self.shares = {str(key): float(shares[key]) for key in sorted(shares, key=str)}
-        if not shares or min(self.shares.values()) <= 0 or sum(self.shares.values()) > 1.000001:
+        if not _are_fractions(shares):
             raise PolicyError(
                 f"Shares takes a dict of fractions whose sum is at most 1, not {shares!r}"
             )
+        self.shares = {str(key): float(shares[key]) for key in sorted(shares, key=str)}
         self.by = checked_by("Shares(by=…)", by)
         self.borrow = self.is_of_queue = borrow
         self.turns_by = self.by if borrow else None
@@ -273,6 +275,15 @@ class Shares(Gated):
     def _slots(self, key: str) -> int:
         share = self.shares.get(key, 1 - sum(self.shares.values()))
         return max(int(self.total * share + 1e-6), 1)
+
+
+def _are_fractions(shares: Any) -> bool:
+    if not isinstance(shares, Mapping) or not shares:
+        return False
+    given = shares.values()
+    return all(isinstance(each, (int, float)) and each > 0 for each in given) and (
+        sum(given) <= 1.000001
+    )
 
 
 def _rate(what: str, given: Any) -> Rate:

@@ -208,6 +208,10 @@ def _days(text: str) -> frozenset[int]:
 
 
 def _dates(given: Iterable[date | str]) -> frozenset[date]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise PolicyError(
+            f'Window(except_dates=…) takes a list such as ["2026-12-24"], not {given!r}'
+        )
     found = set()
     for each in given:
         try:
