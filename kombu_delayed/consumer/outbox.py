@@ -45,12 +45,16 @@ class Freed(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A task that holds its unique key for `left_ms` from now on; 0: it has ended."""
+    """A task that holds its unique key for `left_ms` from now on; 0: it has ended.
+
+    If it `goes_on` elsewhere, another worker may have set its time by now: it is not told again.
+    """
 
     queue: str
     key: str
     id: str
     left_ms: int
+    goes_on: bool = False
 
 
 T = TypeVar("T", Done, Freed, Held)
@@ -82,8 +86,8 @@ class Outbox:
         self.done: deque[Done] = deque()
         self.freed: deque[Freed] = deque()
         self.held: deque[Held] = deque()
-        #: Unique key and id of a task -> for how long it holds the key, as it was last set.
-        self._held_for: OrderedDict[tuple[str, str], int] = OrderedDict()
+        #: Unique key and id of a task -> what was last said of them.
+        self._held_last: OrderedDict[tuple[str, str], Held] = OrderedDict()
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
@@ -108,10 +112,10 @@ class Outbox:
 
     def hold(self, held: Held) -> None:
         """Set for how long a task holds its key. This replaces what was set before."""
-        self._held_for.pop((held.key, held.id), None)  # so that it becomes the newest
-        self._held_for[held.key, held.id] = held.left_ms
-        if len(self._held_for) > RECENT_LIMIT:
-            self._held_for.popitem(last=False)
+        self._held_last.pop((held.key, held.id), None)  # so that it becomes the newest
+        self._held_last[held.key, held.id] = held
+        if len(self._held_last) > RECENT_LIMIT:
+            self._held_last.popitem(last=False)
         self.held.append(held)
 
     def forget(self) -> None:
@@ -177,7 +181,8 @@ class Outbox:
         self._done_lately.clear()
         self.freed.extendleft(reversed(self._freed_lately))
         self._freed_lately.clear()
-        self.held.extendleft(reversed(self._held_lately))
+        held = [each for each in self._held_lately if not self._last(each).goes_on]
+        self.held.extendleft(reversed(held))
         self._held_lately.clear()
 
     def _send_all(
@@ -239,8 +244,11 @@ class Outbox:
         _move(batch, self.freed, self._freed_lately)
 
     def _send_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
-        again, last = self.held.extend, self._held_for.get
-        # An earlier entry may be sent again after a later one.
-        held = [(key, id, last((key, id), left_ms)) for _, key, id, left_ms in batch]
+        again = self.held.extend
+        held = [(each.key, each.id, self._last(each).left_ms) for each in batch]
         store.leases.hold_keys(batch[0].queue, held, on_error=lambda: again(batch))
         _move(batch, self.held, self._held_lately)
+
+    def _last(self, held: Held) -> Held:
+        """Return the newest entry of its task and key. An older one may be sent again after it."""
+        return self._held_last.get((held.key, held.id), held)

@@ -207,12 +207,13 @@ def test_how_long_a_retry_keeps_the_key(
     until: Any, least: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Celery takes each of these as the time of a retry."""
-    told: list[int] = []
+    told: list[Held] = []
     monkeypatch.setattr(UniqueHold, "_set", lambda self, held: told.append(held))
     hold = UniqueHold.__new__(UniqueHold)
-    hold._of = lambda ms: ms
+    hold._of = lambda ms: Held("q", "k", "a", ms)
     hold.waits(until)
-    assert least <= told[0] - WAITING_MS <= most
+    assert least <= told[0].left_ms - WAITING_MS <= most
+    assert told[0].goes_on
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,20 @@ def test_what_is_sent_again_says_how_long_a_task_holds_its_key_now() -> None:
     assert store.held == [[("k", "a", 80_000)], *[[("k", "a", 90_000_000)]] * 2]
 
 
+def test_a_new_master_is_not_told_of_a_task_that_another_worker_may_run_by_now() -> None:
+    """If that worker were killed, the key would stay for as long as a retry may wait."""
+    store: Any = Stub()
+    lease: Any = SimpleNamespace(consumer="C")
+    outbox = Outbox()
+    outbox.hold(Held("up", "k", "a", 80_000))
+    outbox.hold(Held("up", "k", "a", 90_000_000, goes_on=True))
+    outbox.hold(Held("up", "k", "b", 0))
+    for generation in range(2):
+        store.run.generation = generation
+        outbox.flush(store, lease)
+    assert store.held[1] == [("k", "b", 0)]
+
+
 class Counted(deque[Done]):
     """Counts the items that are read from it."""
 

@@ -55,7 +55,8 @@ class UniqueHold:
 
         The shorter time of `begins` may reach the server after the retry has.
         """
-        self._set(self._of(max(ms_until(until), 0) + WAITING_MS))
+        held = self._of(max(ms_until(until), 0) + WAITING_MS)
+        self._set(held._replace(goes_on=True))
 
     def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
         """Release the key after an error or success, but not before a retry. Safe to call twice."""
