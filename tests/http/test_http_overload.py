@@ -23,6 +23,7 @@ from celery_ext.http.api.endpoints.event_stream import Streamed
 from celery_ext.http.api.endpoints.lists import search
 from celery_ext.http.auth.identity import ANYBODY, Identity
 from celery_ext.http.problems import Problem
+from celery_ext.http.service.threads import Threads
 from tests.kit.http import Serve, api_client, bearer, make_app
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.wait import wait_until
@@ -154,6 +155,26 @@ def test_a_broker_that_does_not_answer(serve: Serve, server: Server) -> None:
             assert int(answer.headers["retry-after"]) > 0
             assert answer.json()["status"] == 503
     assert wait_until(lambda: api.post("/v1/tasks", json=MAIL).status_code == 201, "it works again")
+
+
+def test_a_call_that_nobody_waits_for_is_not_made() -> None:
+    go_on = threading.Event()
+    threads, made = Threads(1, waiting=10, seconds=0.05), list[str]()
+
+    async def run() -> None:
+        for blocked, *given in ((go_on.wait,), (made.append, "too late")):
+            with pytest.raises(Problem, match="not answered within"):
+                await threads.run(blocked, *given)
+        go_on.set()
+        threads.seconds = 60
+        await threads.run(made.append, "needed")
+
+    try:
+        asyncio.run(run())
+    finally:
+        go_on.set()
+        threads.close()
+    assert made == ["needed"]
 
 
 def test_a_stream_that_nobody_reads() -> None:

@@ -37,16 +37,20 @@ class Threads:
         if self._count >= self._limit:
             raise busy("too many requests are waiting")
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+            call = self._pool.submit(function, *args)
         except RuntimeError:
             raise busy("the server is shutting down") from None
         self._count += 1
+        future = asyncio.wrap_future(call)
         future.add_done_callback(self._done)
         try:
             # Shielded: a started call continues, and counts until it ends.
             return await asyncio.wait_for(asyncio.shield(future), self.seconds)
         except (TimeoutError, asyncio.TimeoutError):
             raise self.too_late() from None
+        finally:
+            # If it waits for a thread, nobody needs it now: it would hold up those that are needed.
+            call.cancel()
 
     def too_late(self) -> Problem:
         """The problem of a request that takes too long."""
