@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kombu_delayed.message import compressing, filled, packing
@@ -49,6 +49,7 @@ def fill(form: Form, id: str, args: Any, kwargs: Any, eta: str) -> Filled:
     eta=times.map(datetime.isoformat),
     due=st.integers(0, 2**44).map(str),
 )
+@settings(deadline=None)
 def test_records_are_those_of_the_text(
     name: str, id: str, args: list[Any], kwargs: dict[str, Any], eta: str, due: str
 ) -> None:
