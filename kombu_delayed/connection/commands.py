@@ -6,6 +6,7 @@ timeout.
 
 from __future__ import annotations
 
+import math
 import selectors
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,9 @@ except ImportError:  # it comes with the extra `spark` only
 
 #: How long to wait for the rest of a reply that has begun to arrive: a socket's shortest timeout.
 REST_SECONDS = 0.001
+
+#: How long a signal handler waits at most for the command that it has interrupted.
+ASIDE_SECONDS = 0.5
 
 #: The prefix of a part, by its length: most parts are short.
 _LENGTHS = [b"$%d" % length for length in range(256)]
@@ -168,6 +172,40 @@ def given_back(connection: Any, pool: ConnectionPool) -> Iterator[None]:
         pool.release(connection)
 
 
+class Doubts:
+    """Knows which connections of this process may be half open: nothing that they send arrives.
+
+    If one has got no answer, the others to its server that have not been used since are closed
+    rather than used. Otherwise each of them would wait for its own timeout.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Any, float] = {}
+
+    def note(self, pool: ConnectionPool, sent_at: float) -> None:
+        """Doubt the connections to a server that were not used after this time."""
+        server = _server(pool)
+        self._since[server] = max(sent_at, self._since.get(server, -math.inf))
+
+    def has(self, pool: ConnectionPool, used_at: float) -> bool:
+        """Return whether a connection is in doubt that was last used at this time."""
+        return used_at < self._since.get(_server(pool), -math.inf)
+
+    def drop_idle(self, pool: Any) -> None:
+        """Close the idle connections of a pool, once for each doubt. They reopen when taken."""
+        since = self._since.get(_server(pool))
+        if since is not None and since != getattr(pool, "doubted_since", None):
+            pool.doubted_since = since
+            pool.disconnect(inuse_connections=False)
+
+
+def _server(pool: ConnectionPool) -> tuple[Any, ...]:
+    return tuple(map(pool.connection_kwargs.get, ("host", "port", "path")))
+
+
+doubts = Doubts()
+
+
 def or_error(read: Callable[[], Any]) -> Any:
     """Return the answer, or the error with which the server has refused the command."""
     try:
@@ -214,7 +252,7 @@ def can_read(connection: Any) -> bool:
         raise ConnectionError(f"the connection was closed: {error}") from error
 
 
-def wait_readable(connection: Any, seconds: float) -> None:
+def wait_readable(connection: Any, seconds: float = ASIDE_SECONDS) -> None:
     """Wait until something can be read from the socket, at most for these seconds."""
     if (socket := getattr(connection, "_sock", None)) is not None:
         with selectors.DefaultSelector() as selector:

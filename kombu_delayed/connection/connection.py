@@ -25,6 +25,7 @@ from .commands import (
     Replicas,
     Unread,
     can_read,
+    doubts,
     given_back,
     ignore,
     or_error,
@@ -46,9 +47,6 @@ TOGETHER_LIMIT = 250
 
 #: How long after posting a command a waiting consumer looks for its answer.
 LOOK_SECONDS = 0.02
-
-#: How long a signal handler waits at most for the command that it has interrupted.
-ASIDE_SECONDS = 0.5
 
 #: A connection that has been idle for longer is checked before it is used.
 IDLE_SECONDS = 0.1
@@ -87,6 +85,7 @@ class ServerConnection:
 
     def connect(self) -> Any:
         """Take another connection, which the caller returns to the pool."""
+        doubts.drop_idle(self.pool)
         try:
             return self.pool.get_connection()
         except (TypeError, ValueError) as error:  # another thread has closed it meanwhile
@@ -309,7 +308,7 @@ class ServerConnection:
         with given_back(connection, self.pool):
             if self._is_sent and self.is_consumers:
                 self._is_sent = False
-                wait_readable(self._connection, ASIDE_SECONDS)
+                wait_readable(self._connection)
             connection.send_packed_command([pack_both(command, replicas)])
             return read_both(connection, replicas)
 
@@ -374,8 +373,8 @@ class ServerConnection:
             self._look_at_format(self.format)
 
     def _drop_closed(self) -> None:
-        """Drop an idle connection that the server has closed. Nothing was sent, so none fails."""
-        if self._was_closed():
+        """Drop an idle connection that is closed or in doubt. Nothing was sent, so none fails."""
+        if doubts.has(self.pool, self._used_at) or self._was_closed():
             self._disconnect()
 
     def _was_closed(self) -> bool:
@@ -390,6 +389,7 @@ class ServerConnection:
 
     def _fail_posted(self) -> None:
         if self._connection is not None:
+            doubts.note(self.pool, self._used_at)
             self._disconnect()
         self._unsent.clear()
         self.look_at = math.inf

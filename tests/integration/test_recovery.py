@@ -14,6 +14,7 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Queue
 
+from kombu_delayed.connection.commands import doubts
 from tests.kit import harms, mail
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
@@ -439,3 +440,18 @@ def test_failover_urls(own_server: Server, ledger: Ledger, tmp_path: Path) -> No
                 app.send_task("record", countdown=0.1).id,
             ]
             ledger.wait_for_all([first, *sent], 30)
+
+
+def test_commands_of_kombu_use_no_connection_in_doubt(own_server: Server) -> None:
+    """Otherwise each channel would wait in turn after the network has swallowed connections."""
+    with Connection(f"delayed+{own_server.url}") as connection:
+        channel = connection.default_channel
+        with channel.conn_or_acquire() as client:
+            before = client.client_id()
+        doubts.note(channel.pool, time.monotonic())
+        found = set()
+        for _ in range(2):
+            with channel.conn_or_acquire() as client:
+                found.add(client.client_id())
+        assert len(found) == 1
+        assert before not in found

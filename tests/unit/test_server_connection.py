@@ -309,3 +309,38 @@ def test_only_the_signal_handler_of_a_consumer_waits_for_what_it_interrupts(
     assert connection("ECHO", "interrupted") == b"interrupted"
     assert len(waits) == is_consumers
     connection.pool.disconnect()
+
+
+def test_an_idle_connection_is_not_used_if_another_one_got_no_answer(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network may have swallowed it as well, and then it would time out in its turn."""
+    monkeypatch.setattr(connection_module, "IDLE_SECONDS", -1)
+    pool = redis.ConnectionPool.from_url(server.url)
+    held, lent = ServerConnection(pool), ServerConnection(pool)
+    before = held("CLIENT", "ID"), lent("CLIENT", "ID")
+    lent.lend()
+    other = redis.ConnectionPool.from_url(server.url, socket_timeout=0.05)
+    broken = ServerConnection(other)
+    assert broken("PING") == b"PONG"
+    with server.standing_still(), pytest.raises(redis.exceptions.TimeoutError):
+        broken("PING")
+    after = held("CLIENT", "ID"), lent("CLIENT", "ID")
+    assert not {*before} & {*after}
+    assert (held("CLIENT", "ID"), lent("CLIENT", "ID")) == after
+    pool.disconnect()
+    other.disconnect()
+
+
+def test_one_that_was_used_since_stays(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "IDLE_SECONDS", -1)
+    pool, other = (redis.ConnectionPool.from_url(server.url) for _ in range(2))
+    used, broken = ServerConnection(pool), ServerConnection(other)
+    broken.post("PING", on_error=lambda: None)
+    before = used("CLIENT", "ID")
+    broken._connection.disconnect()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        broken.settle()
+    assert used("CLIENT", "ID") == before
+    pool.disconnect()
+    other.disconnect()

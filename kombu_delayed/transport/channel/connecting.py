@@ -13,7 +13,7 @@ from kombu.transport import redis as stock
 from redis.exceptions import ResponseError
 
 from ...connection import urls
-from ...connection.commands import Replicas
+from ...connection.commands import Replicas, doubts
 from ...connection.format import Format
 from ...connection.native import has_eventlet
 from ...connection.options import Options
@@ -229,6 +229,7 @@ class ConnectingChannel(stock.Channel):
         """A client for Kombu's own commands, whose errors are translated as ours are."""
         if (store := self.__dict__.get("store")) is not None:
             store.run.lend()
+        doubts.drop_idle(self.pool)
         with self._errors_translated(), super().conn_or_acquire(client) as client:
             yield client
 
