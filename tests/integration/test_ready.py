@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_ext import Delayed, Query, QueryError
 from celery_ext.app.signals import task_cancelled, task_rescheduled
+from celery_ext.control.changes.moves import Moves
 from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.inspection.ready import lists as module
 from tests.kit.extended import Bench
@@ -57,6 +58,24 @@ def test_many(ready: Delayed) -> None:
     with pytest.raises(QueryError, match="to a later time"):
         ready.reschedule_many(Query(state="ready"), to="2001-01-01")
     assert ready_ids(ready) == ["t6", "t3", "t0"]
+
+
+def test_two_operators_at_once(ready: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first page shrinks under one of them, so that its next page begins too far."""
+    first: list[Any] = []
+
+    def meanwhile(self: Moves, tasks: Any) -> list[Any]:
+        if not first:
+            first.extend(each.info.id for each in tasks)
+            for id in first:
+                assert ready.cancel(id)
+        return cancel(self, tasks)
+
+    cancel = Moves.cancel_ready
+    monkeypatch.setattr(Moves, "cancel_ready", meanwhile)
+    outcome = ready.cancel_many(Query(state="ready"))
+    assert (first, ready_ids(ready)) == (["t8", "t7"], [])
+    assert (outcome.matched, outcome.changed) == (9, 7)
 
 
 @pytest.mark.smoke

@@ -22,6 +22,9 @@ from .ready import ReadyTask, matching
 #: How many of the tasks that a bulk change has matched are in its outcome.
 SAMPLE_SIZE = 10
 
+#: How often the ready lists are read at most, while others change the same tasks.
+PASSES = 10
+
 #: Change delayed tasks of a shard, or ready ones. Return how many were still there.
 OnDelayed = Callable[[str, list[TaskInfo]], int]
 OnReady = Callable[[Sequence[ReadyTask]], int]
@@ -76,10 +79,17 @@ def change_found(
     Tasks that need no change are skipped. Raises QueryError for ready tasks without `on_ready`.
     """
     outcome = Outcome(dry_run=dry_run)
-    for shard, infos, change in _parts(queues, query, on_delayed, on_ready, is_done):
-        outcome.add(queue_of(shard), infos, 0 if dry_run else change())
-        if progress is not None:
-            progress(len(infos))
+    for n in range(PASSES if selects_ready(query) and not dry_run else 1):
+        found = before = outcome.changed
+        for shard, infos, change in _parts(queues, query, on_delayed, on_ready, is_done):
+            count = 0 if dry_run else change()
+            found += len(infos)
+            counted = infos[:count] if n else infos
+            outcome.add(queue_of(shard), counted, count)
+            if progress is not None:
+                progress(len(counted))
+        if outcome.changed in (before, found):
+            break  # else another operator may have changed tasks, and the pages have skipped some
     return outcome
 
 
