@@ -24,6 +24,14 @@ START_SECONDS = 30
 #: URL schemes of result backends that would keep results on the app's own server.
 RESULTS = ("redis", "rediss", "redis+socket", "sentinel")
 
+#: Settings for the server of such results that would not fit the tests' server.
+RESULT_SETTINGS = (
+    "redis_backend_use_ssl",
+    "redis_backend_credential_provider",
+    "redis_username",
+    "redis_password",
+)
+
 #: Environment variables that would override the broker of the app's configuration.
 VARIABLES = (
     "CELERY_BROKER_URL",
@@ -99,10 +107,11 @@ def delayed_app(
         "worker_hijack_root_logger": False,  # or pytest's caplog would capture nothing
     }
     if str(app.conf.result_backend).partition("://")[0] in RESULTS:
-        settings["result_backend"] = delayed_broker.result_url
-    options = app.conf.broker_transport_options or {}
+        settings |= {"result_backend": delayed_broker.result_url, **dict.fromkeys(RESULT_SETTINGS)}
+    options = {**(app.conf.broker_transport_options or {})}
     if options.get("delayed_replicas_to_wait"):  # this server has none
-        settings["broker_transport_options"] = {**options, "delayed_replicas_to_wait": 0}
+        options["delayed_replicas_to_wait"] = 0
+    settings["broker_transport_options"] = options  # a test may set others
     before = {name: app.conf.get(name) for name in settings}
     _disconnect(app)
     app.conf.update(settings)

@@ -94,6 +94,52 @@ def test_each_test_begins_empty(project: pytest.Pytester) -> None:
     found.assert_outcomes(passed=5)
 
 
+def test_results_of_a_server_with_tls_and_passwords(project: pytest.Pytester) -> None:
+    found = run(
+        project,
+        """
+        import pytest
+        import shop
+
+        LOGIN = {"redis_backend_use_ssl": {"ssl_cert_reqs": "required"}, "redis_password": "secret"}
+        shop.app.conf.update(result_backend="rediss://nowhere.invalid/1", **LOGIN)
+
+        @shop.app.task
+        def add(x, y):
+            return x + y
+
+        @pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")  # by Celery
+        def test_result(delayed_worker):
+            assert add.delay(1, 2).get(timeout=60) == 3
+
+        def test_settings_are_back():
+            assert {name: shop.app.conf[name] for name in LOGIN} == LOGIN
+        """,
+        "-p",
+        "no:randomly",
+    )
+    found.assert_outcomes(passed=2)
+
+
+def test_options_of_a_test_end_with_it(project: pytest.Pytester) -> None:
+    """The guide to policies gives each test its own policies in this way."""
+    found = run(
+        project,
+        """
+        import shop
+
+        def test_own_options(delayed_app):
+            delayed_app.conf.broker_transport_options = {"delayed_poll_seconds": 7}
+
+        def test_options_of_the_app(delayed_app):
+            assert delayed_app.conf.broker_transport_options == {"delayed_poll_seconds": 60}
+        """,
+        "-p",
+        "no:randomly",
+    )
+    found.assert_outcomes(passed=2)
+
+
 def test_worker_with_several_threads(project: pytest.Pytester) -> None:
     found = run(
         project,
