@@ -21,6 +21,7 @@ from starlette.routing import Mount
 from celery_ext.http import Api, HttpOptions
 from celery_ext.http.api.openapi import document
 from celery_ext.http.app import OPERATIONS
+from celery_ext.http.serving.server import make_server
 from kombu_delayed.errors import OptionError
 from tests.kit.wait import wait_until
 
@@ -146,3 +147,12 @@ def test_a_client_that_breaks_off_is_no_error(
         )
     wait_until(lambda: count() > before, "it is counted")
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
+def test_a_proxy_closes_its_idle_connections_first(app: Celery) -> None:
+    """Otherwise a request that it sends meanwhile fails: nginx and load balancers wait for 60 s."""
+    api = Api(app)
+    try:
+        assert make_server(api, "127.0.0.1", 0).config.timeout_keep_alive > 60
+    finally:
+        api.close()

@@ -17,6 +17,10 @@ HEAD_BYTES = 65_536
 #: The host names that a local server serves: a page of another site cannot use them.
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 
+#: How long a connection stays open after an answer. It must be longer than a proxy keeps it, which
+#: is often a minute: a request that the proxy sends as it is closed fails with a 502.
+IDLE_SECONDS = 75
+
 #: How long running requests may take when the server shuts down.
 GRACE_SECONDS = 20
 
@@ -101,6 +105,7 @@ def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
         server_header=False,
         access_log=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_keep_alive=IDLE_SECONDS,
         **more,
     )
     return Server(api, config)
