@@ -5,6 +5,7 @@ The logs of requests never have a token, a query or a body.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import sys
@@ -24,7 +25,7 @@ from .auth.identity import ANYBODY, Identity
 from .auth.rate_limit import RateLimit
 from .auth.tokens import Tokens
 from .pages.site import Site
-from .problems import SHOWN, Problem, answer, problem_of
+from .problems import SHOWN, Problem, answer, busy, problem_of
 from .service.service import Service
 
 #: How long a body that is too large is read, so that its sender sees the answer.
@@ -94,6 +95,10 @@ class Middleware:
             if seen.status and not isinstance(error, Problem):
                 raise
             await self._answer(problem_of(error), scope, receive, seen)
+        except asyncio.CancelledError:
+            if seen.status or not self._service.closing:
+                raise
+            await self._answer(busy("the server is shutting down"), scope, receive, seen)
         finally:
             seconds = time.perf_counter() - began
             method = scope["method"] if scope["method"] in METHODS else OTHER

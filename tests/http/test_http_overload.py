@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.client import HTTPResponse
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.http import HttpOptions
@@ -261,3 +262,17 @@ def test_a_server_that_ends_ends_its_streams(delayed: Delayed) -> None:
         next(lines)
         api.api.service.end_streams()  # type: ignore[attr-defined]
         assert [line for line in lines if line.startswith("id")] in ([], ["id"])
+
+
+def test_a_request_that_takes_longer_than_a_shutdown(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_ext.http.serving.server.GRACE_SECONDS", 0)
+    with ExitStack() as stack:
+        with api_client(app) as api:
+            slow = stack.enter_context(connect(api))
+            head = b"POST /v1/tasks HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            slow.sendall(head + b"expect: 100-continue\r\ncontent-length: 100\r\n\r\n")
+            assert slow.recv(10_000).startswith(b"HTTP/1.1 100")  # the server reads the body now
+        with slow.makefile("rb") as answer:
+            assert answer.read().startswith(b"HTTP/1.1 503")

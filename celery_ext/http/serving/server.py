@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from typing import Any
@@ -23,6 +24,9 @@ IDLE_SECONDS = 75
 
 #: How long running requests may take when the server shuts down.
 GRACE_SECONDS = 20
+
+#: How long they have to answer when they are broken off then.
+ANSWER_SECONDS = 3
 
 
 class _HeaderTimeout(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -88,7 +92,12 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the running requests, then stop."""
         self._api.service.end_streams()
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self._break_off)
         await super().shutdown(sockets)
+
+    def _break_off(self) -> None:
+        for request in self.server_state.tasks:
+            request.cancel()
 
 
 def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
@@ -104,7 +113,7 @@ def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
         proxy_headers=False,
         server_header=False,
         access_log=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS + ANSWER_SECONDS,
         timeout_keep_alive=IDLE_SECONDS,
         **more,
     )
