@@ -10,7 +10,7 @@ mkdir -p .matrix
 
 requirements_of() {
     case $1 in
-        oldest) echo "kombu==5.5.* celery==5.5.* redis==6.*" ;;
+        oldest) echo "celery==5.5.0 kombu==5.5.2 redis==6.4.0" ;;
         newest) echo "kombu celery redis" ;;
         *) echo "SETS: there is no set '$1', only: oldest newest" >&2 && return 1 ;;
     esac

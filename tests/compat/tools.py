@@ -24,7 +24,7 @@ class Tool:
 
 
 NO_SETTING = frozenset({"with no setting of its own"})
-CELERY = ("celery", "redis>=6,<9")
+CELERY = ("celery", "redis>=6.4,<9")
 
 TOOLS = (
     Tool(
