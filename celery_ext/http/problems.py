@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
+import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -16,6 +19,13 @@ MEDIA_TYPE = "application/problem+json"
 
 #: How many characters of a client's input a problem shows.
 SHOWN = 200
+
+#: How often the log has an error of the broker, for each type of error.
+LOG_SECONDS = 10
+
+logger = logging.getLogger(__name__)
+
+_logged: dict[type[BaseException], float] = {}
 
 
 class Problem(HTTPException):
@@ -54,6 +64,16 @@ def busy(detail: str, status: int = 503, seconds: int = 1) -> Problem:
     return Problem(status, detail, headers={"Retry-After": str(seconds)})
 
 
+def broker_failed(error: Exception, detail: str) -> Problem:
+    """The problem of a call that failed at the broker. The log has the reason, clients do not."""
+    now, reason = time.monotonic(), error.__cause__ or error
+    if now - _logged.get(type(reason), -math.inf) >= LOG_SECONDS:
+        _logged[type(reason)] = now
+        text = " ".join(str(reason).split())
+        logger.warning("The broker fails: %s: %s", type(reason).__name__, text)
+    return busy(detail, 503, 5)
+
+
 def refused(reason: str) -> Problem:
     """The problem of a task that Celery or the broker did not accept."""
     return Problem(422, f"the task cannot be sent: {reason}"[:400])
@@ -67,7 +87,7 @@ def problem_of(error: Exception) -> Problem:
         name, _, detail = str(error).partition("=")
         return Problem.of_field(name, str(error)) if detail else Problem(422, str(error))
     if isinstance(error, BROKER_FAILS):
-        return busy("the broker cannot be reached now", 503, 5)
+        return broker_failed(error, "the broker cannot be reached now")
     return Problem(500, "internal error: the server's log has the details")
 
 

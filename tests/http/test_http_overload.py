@@ -17,13 +17,14 @@ from typing import Any
 import httpx
 import pytest
 from celery import Celery
+from redis.exceptions import RedisError
 
 from celery_ext import Delayed
 from celery_ext.http import HttpOptions
 from celery_ext.http.api.endpoints.event_stream import Streamed
 from celery_ext.http.api.endpoints.lists import search
 from celery_ext.http.auth.identity import ANYBODY, Identity
-from celery_ext.http.problems import Problem
+from celery_ext.http.problems import Problem, problem_of
 from celery_ext.http.service.threads import Threads
 from tests.kit.http import Serve, api_client, bearer, make_app
 from tests.kit.servers import Server, available_kinds, start_server
@@ -176,6 +177,18 @@ def test_a_call_that_nobody_waits_for_is_not_made() -> None:
         go_on.set()
         threads.close()
     assert made == ["needed"]
+
+
+def test_the_log_has_the_reason_of_a_broker_that_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class WrongPassword(RedisError):
+        pass
+
+    for _ in range(3):
+        problem = problem_of(WrongPassword("invalid password"))
+        assert (problem.status_code, problem.detail) == (503, "the broker cannot be reached now")
+    assert caplog.messages == ["The broker fails: WrongPassword: invalid password"]
 
 
 def test_a_stream_that_nobody_reads() -> None:

@@ -15,7 +15,7 @@ from celery_ext.control.delayed import Delayed
 from celery_ext.errors import BulkError
 from kombu_delayed.store.store import Store
 
-from ..problems import busy, refused
+from ..problems import broker_failed, busy, refused
 
 #: How many tasks are sent in one call.
 BATCH = 1_000
@@ -80,8 +80,7 @@ class Writer:
         try:
             return await asyncio.wait_for(future, self._seconds)
         except BulkError as error:
-            detail = "the broker failed; the task may be stored"
-            raise busy(detail, 503, 5) from error
+            raise broker_failed(error, "the broker failed; the task may be stored") from error
         except (TimeoutError, asyncio.TimeoutError):
             problem = busy(f"the broker has not answered within {self._seconds:g} s", 503, 5)
             problem.detail += "; the tasks may be stored, and can be sent again with the same ids"
