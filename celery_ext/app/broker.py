@@ -7,14 +7,14 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from celery import Celery
 from kombu import Connection
 from kombu.exceptions import OperationalError
-from redis.exceptions import ConnectionError, ResponseError
+from redis.exceptions import AuthenticationError, ConnectionError, ResponseError
 
 from kombu_delayed.connection import forks, urls
 from kombu_delayed.connection.cluster.connection import NodeConnection, SlotMoves
@@ -107,7 +107,7 @@ class Broker:
         with connection._reraise_as_library_errors():
             if (retries := options.get("max_retries")) is not None and retries <= USUAL_RETRIES:
                 _pass_over_silent_servers(connection)
-            connection.ensure_connection(**options)
+            connection.ensure_connection(partial(_give_up_if_denied, connection), **options)
             self._channel = connection.default_channel
             store = copy(self._channel.store)
         # A Cluster connection finds lost nodes again without a reconnect.
@@ -138,6 +138,13 @@ class Broker:
             self._lost = False
         if connection is not None:
             connection.release()
+
+
+def _give_up_if_denied(connection: Connection, error: BaseException, interval: float) -> None:
+    """Do not wait for a server that refuses a password: no other one is tried, or made."""
+    is_denied = isinstance(error, AuthenticationError) and not connection.alt
+    if is_denied and not urls.address(connection).credential_provider:
+        raise error
 
 
 def _pass_over_silent_servers(connection: Connection) -> None:

@@ -14,10 +14,10 @@ from time import monotonic
 from celery import Celery
 from celery.app.utils import find_app
 from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from celery_ext import Delayed
-from kombu_delayed.errors import UNREACHABLE, OptionError, translate
+from kombu_delayed.errors import OptionError, translate
 
 from .options import BrokerOptions
 
@@ -43,7 +43,7 @@ def connected(options: BrokerOptions, *, waits: bool = False) -> Iterator[Delaye
     """
     key = _key(options)
     waits = waits or _is_retry()
-    if key in _kept and not _answers(_kept[key]):
+    if key in _kept and not _still_answers(_kept[key]):
         _drop(key)  # its nodes may have been replaced
     if key not in _kept:
         _kept[key] = Delayed(app_of(options, waits=waits or _is_task()))
@@ -99,17 +99,35 @@ def app_of(options: BrokerOptions, *, waits: bool = False) -> Celery:
 
 
 def _await(delayed: Delayed) -> None:
-    """Wait for a failed node to come back, or for its replica to replace it."""
+    """Wait for a failed node to come back, or for its replica to replace it.
+
+    Raises Kombu's OperationalError if there is no connection to any node after this time, or if the
+    password is wrong.
+    """
     deadline = monotonic() + NODES_SECONDS
-    while not _answers(delayed) and monotonic() < deadline:
+    while True:
+        try:
+            if _answers(delayed):
+                return
+        except OperationalError as error:
+            if isinstance(error.__cause__, AuthenticationError) or monotonic() >= deadline:
+                raise
+        if monotonic() >= deadline:
+            return
         time.sleep(NODES_INTERVAL_SECONDS)
 
 
+def _still_answers(delayed: Delayed) -> bool:
+    with suppress(OperationalError):
+        return _answers(delayed)
+    return False
+
+
 def _answers(delayed: Delayed) -> bool:
-    """Whether the server answers, or each node of a Cluster."""
+    """Whether the server answers, or each node of a Cluster. Raises Kombu's OperationalError."""
     try:
         return all(wire("PING") for wire in delayed.store.run.everywhere())
-    except (*UNREACHABLE, RedisError, OperationalError):
+    except (OSError, RedisError):
         return False
 
 

@@ -17,7 +17,7 @@ from celery_ext.spark import connect
 from celery_ext.spark.connect import connected
 from celery_ext.spark.options import BrokerOptions
 from kombu_delayed.errors import OptionError
-from tests.kit.servers import Server, available_kinds, start_server
+from tests.kit.servers import Server, available_kinds, free_port, start_server
 
 pytestmark = pytest.mark.thorough
 
@@ -101,6 +101,40 @@ def test_a_broker_that_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         later.start()
         ping(options)
         later.join()
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that a task that runs again has waited, without waiting."""
+    waits: list[float] = []
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: 1))
+    monkeypatch.setattr(connect, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr("kombu.utils.functional.sleep", waits.append)
+    monkeypatch.setattr(connect, "monotonic", lambda: sum(waits))
+    return waits
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_nobody_waits_for_another_password(
+    tmp_path: Path, slept: list[float], *, is_reused: bool
+) -> None:
+    with start_server(available_kinds()[0], tmp_path, port=0) as server:
+        options = BrokerOptions.parse({"broker": f"delayed+{server.url}"})
+        if is_reused:
+            ping(options)
+        with server.client() as client:
+            client.config_set("requirepass", "other")
+            client.client_kill_filter(_type="normal", skipme=True)
+        with pytest.raises(OperationalError, match="Authentication required"):
+            ping(options)
+    assert not slept
+
+
+def test_a_broker_that_does_not_come_back_is_waited_for_once(slept: list[float]) -> None:
+    options = BrokerOptions.parse({"broker": f"delayed+redis://127.0.0.1:{free_port()}/0"})
+    with pytest.raises(OperationalError):
+        ping(options)
+    assert 25 <= sum(slept) < 35
 
 
 def test_the_broker_is_the_one_that_was_named(
