@@ -184,6 +184,8 @@ class Rows:
             options["eta"] = eta
         if type(eta) is not datetime:
             check_time(options)
+        if countdown is not None:
+            from_now_ms("countdown", options["countdown"])
         kwargs = {} if kwargs is None else _object("kwargs", kwargs)
         return Call(task, _list(args), kwargs, options)
 
@@ -308,16 +310,17 @@ def _check_when(eta: Any, countdown: Any) -> None:
 
 
 def _expires(value: Any) -> Any:
-    if isinstance(value, Decimal):
-        return float(value)
-    if not isinstance(value, str):
-        return value
-    try:
-        return float(value) if BARE_NUMBER.fullmatch(value) else parse_iso8601(value)
-    except ValueError as error:
-        raise RowError(
-            f"expires takes seconds or a time in ISO 8601, not {value!r}"[:200]
-        ) from error
+    found = float(value) if isinstance(value, Decimal) else value
+    if isinstance(value, str):
+        try:
+            found = float(value) if BARE_NUMBER.fullmatch(value) else parse_iso8601(value)
+        except ValueError as error:
+            raise RowError(
+                f"expires takes seconds or a time in ISO 8601, not {value!r}"[:200]
+            ) from error
+    if isinstance(found, (int, float)):
+        from_now_ms("expires", found)
+    return found
 
 
 def _list(value: Any) -> Any:
@@ -348,5 +351,5 @@ def _readable(row: Row) -> Row:
 def _loaded(name: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RowError(f"{name} is not JSON ({error}): {text!r}"[:200]) from error
