@@ -25,7 +25,7 @@ from celery_ext.spark.sink.pace import Pace
 from celery_ext.spark.sink.write import BacklogWriter, batches
 from kombu_delayed.store.ledgers import Job
 from kombu_delayed.store.store import Store
-from kombu_delayed.transport.batch import Outbox
+from kombu_delayed.transport.batch import Outbox, Pipeline
 from tests.kit.spark import counts, numbered
 
 pytestmark = pytest.mark.thorough
@@ -170,3 +170,23 @@ def test_a_job_with_a_rate(spark: SparkSession, url: str, client: redis.Redis) -
     assert cancel(ids, queue="celery", **paced).accepted == 300
     ended = client.time()
     assert ended[0] - began[0] >= 4  # type: ignore[index]
+
+
+@pytest.mark.parametrize("operation", ["cancel", "reschedule"])
+def test_a_server_never_has_two_calls_of_a_change(
+    url: str, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    send, sent = Pipeline.send, []
+
+    def counting(pipeline: Pipeline, commands: list[Any], waits_for: str = "") -> None:
+        unconfirmed = sum(len(lane.unconfirmed) for lane in pipeline._lanes.values())
+        sent.append((unconfirmed, len(commands)))
+        send(pipeline, commands, waits_for)
+
+    monkeypatch.setattr(Pipeline, "send", counting)
+    given = {"broker": url, "operation": operation, "queue": "q"}
+    schema = StructType().add("id", "string").add("countdown", "double")
+    rows = {"id": [f"{n}" for n in range(1_000)], "countdown": [60.0] * 1_000}
+    writer = BacklogWriter(WriteOptions.parse(given), schema)
+    assert writer.write(iter([pa.RecordBatch.from_pydict(rows)])).rows == 1_000
+    assert sent == [(0, 1)] * 4

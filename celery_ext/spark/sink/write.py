@@ -33,7 +33,7 @@ from kombu_delayed.store.ledgers import (
     answered,
     done_by_run,
 )
-from kombu_delayed.store.store import Store, chunks
+from kombu_delayed.store.store import CALL_LIMIT, Store, chunks
 from kombu_delayed.transport.batch import BATCH_BYTES, Pipeline
 
 from ..connect import connected
@@ -187,7 +187,9 @@ class BacklogWriter(DataSourceArrowWriter):
 
         pipeline = Pipeline(store, count)
         try:
-            for commands in self._commands(store, pace.over(rows), pace.batch):
+            # One by one: a server does all calls that it has read before it turns to others.
+            for commands in self._commands(store, pace.over(rows), min(pace.batch, CALL_LIMIT)):
+                pipeline.confirm()
                 pipeline.send(commands)
             pipeline.confirm()
         finally:
