@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import signal
 import time
 from datetime import datetime
 from pathlib import Path
@@ -265,3 +266,17 @@ def test_a_worker_that_was_killed(
     assert most - 60 < left <= most
     with pytest.raises(AlreadyDelayed):
         only(bench, "b")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_cold_shutdown_frees_the_keys_of_tasks_that_do_not_return(
+    bench: Bench, pool: str
+) -> None:
+    worker = bench.worker(pool=pool, concurrency=2)
+    with worker:
+        for id, name in (("a", "sleep"), ("b", "late")):
+            headers = unique_headers(id, until="finished")
+            bench.app.send_task(name, [60], task_id=id, headers=headers)
+        wait_until(lambda: len({*bench.ledger.ids()}) == 2, "both run")
+        worker.stop(signal.SIGQUIT)
+    assert bench.app.delayed.store.run("HKEYS", HELD) == [b"b"]

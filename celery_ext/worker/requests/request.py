@@ -55,8 +55,10 @@ def _to_the_end(on_success: Any) -> Any:
             on_success(self, result, *args, **options)
             if self.run is not None and not result[0] and result[2] is not None:
                 self.ended("+", result[2])
-            if self.hold is not None and not result[0] and tuple(result) != KILLED:
-                self.hold.ended()
+            if self.hold is not None and not result[0]:
+                was_acked = self._begins and not self.task.acks_late
+                if was_acked or tuple(result) != KILLED:  # else its message returns
+                    self.hold.ended()
         finally:
             self.end()
 
@@ -239,6 +241,8 @@ class Request(CeleryRequest):
                     if isinstance(error, Retry) and not self.task.acks_late:
                         self.hold.waits(error.when)
                     self.hold.ended(error, self.task.acks_late)
+            elif self.hold is not None and not self.task.acks_late:
+                self.hold.ended(error, acks_late=False)
             self.end()
 
     def _goes_on_after(self, error: TimeLimitExceeded) -> bool:
