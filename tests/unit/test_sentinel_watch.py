@@ -248,6 +248,7 @@ class Connection:
 class Pool:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.connection_kwargs: dict[str, Any] = {}
 
     def get_connection(self) -> Connection:
         return self._connection
