@@ -200,7 +200,9 @@ class Doubts:
 
 
 def _server(pool: ConnectionPool) -> tuple[Any, ...]:
-    return tuple(map(pool.connection_kwargs.get, ("host", "port", "path")))
+    """Return the address of a pool's server, or the name by which Sentinels know it."""
+    address = map(pool.connection_kwargs.get, ("host", "port", "path"))
+    return (*address, getattr(pool, "service_name", None))
 
 
 doubts = Doubts()

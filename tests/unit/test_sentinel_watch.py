@@ -253,6 +253,9 @@ class Pool:
     def get_connection(self) -> Connection:
         return self._connection
 
+    def disconnect(self, inuse_connections: bool) -> None:
+        assert not inuse_connections
+
 
 def wire_over(watch: MasterWatch, connection: Connection) -> SentinelConnection:
     return SentinelConnection(Pool(connection), watch)  # type: ignore[arg-type]
