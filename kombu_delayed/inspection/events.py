@@ -6,6 +6,7 @@ Each queue has one, capped at the transport option `delayed_events`. docs/events
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
@@ -48,8 +49,9 @@ KEPT_MS = 7 * 86_400_000
 
 PAGE_SIZE = 1_000
 
-#: How many entries are read at a time, as one of a job may have 250 events.
-ENTRIES_AT_ONCE = 250
+#: How many entries are read first. One may have the 250 events of a job's call, so that the next
+#: ones are as many as have `PAGE_SIZE` events.
+FIRST_ENTRIES = 20
 
 
 @dataclass(frozen=True)
@@ -138,27 +140,37 @@ def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> 
 
 
 def _entries(
-    store: Store, queue: str, command: str, start: str, stop: str, count: int
+    store: Store, queue: str, command: str, start: str, stop: str, count: float
 ) -> Iterator[list[Event]]:
     """Yield the events of one entry after the other, until there are `count` or more."""
+    size, key = FIRST_ENTRIES, store.keys(queue).events
     while count > 0:
-        size = min(count, ENTRIES_AT_ONCE)
-        page = store.run(command, store.keys(queue).events, start, stop, "COUNT", size)
+        size = int(min(count, size))
+        page = store.run(command, key, start, stop, "COUNT", size)
+        number = 0
         for entry in page:
             found = Event.of(queue, entry)
             yield found
-            count -= len(found)
-            if count <= 0:
+            number += len(found)
+            if number >= count:
                 return
         if len(page) < size:
             return
         start = f"({page[-1][0].decode()}"
+        count -= number
+        size = max(PAGE_SIZE * size // max(number, 1), 1)
 
 
 def pages(store: Store, queue: str, after: str = "-") -> Iterator[list[Event]]:
-    """All events of a queue after a stream id, in pages, like `read`."""
-    while page := read(store, queue, after):
-        after = page[-1].stream_id
+    """All events of a queue after a stream id, in pages of whole entries, like `read`."""
+    start = after if after == "-" else f"({after}"
+    page: list[Event] = []
+    for events in _entries(store, queue, "XRANGE", start, "+", math.inf):
+        page += events
+        if len(page) >= PAGE_SIZE:
+            yield page
+            page = []
+    if page:
         yield page
 
 

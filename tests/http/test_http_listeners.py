@@ -95,12 +95,12 @@ def test_they_read_together(
     serve: Serve, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
-    read = streams.read
+    pages = streams.pages
     api = serve()
     delayed.app.send_task("till.charge", countdown=60)
     with ExitStack() as stack:
         clients = [stack.enter_context(listening(api)) for _ in range(20)]
-        monkeypatch.setattr(streams, "read", lambda *given: reads.append(given) or read(*given))
+        monkeypatch.setattr(streams, "pages", lambda *given: reads.append(given) or pages(*given))
         delayed.app.send_task("till.charge", task_id="x", countdown=60)
         for client in clients:
             read_until(client, b'"id": "x"')

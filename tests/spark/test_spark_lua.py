@@ -116,6 +116,25 @@ def test_what_a_job_does_is_one_event_of_a_call(
     assert len(pages_of) == 6
 
 
+def test_events_of_a_job_are_read_once(
+    ledger: LedgerStore, store: Store, client: redis.Redis
+) -> None:
+    """The server would otherwise send most entries many times: each has 250 events."""
+    ledger.event_limit = store.event_limit = 100_000
+    for n in range(0, 10_000, 250):
+        ledger.schedule("q", [entry(f"{n + each}", 2000) for each in range(250)])
+
+    def sent() -> int:
+        return int(client.info("stats")["total_net_output_bytes"])  # type: ignore[index]
+
+    before = sent()
+    client.xrange("{q}:events")
+    once = sent() - before
+    before = sent()
+    assert [event.id for page in pages(store, "q") for event in page] == [*map(str, range(10_000))]
+    assert sent() - before < 1.2 * once
+
+
 def test_bulk_scheduling(delayed: Delayed) -> None:
     rows = [("t", (n,), {}, "2100-01-01", {"task_id": f"{n}"}) for n in range(3)]
     refused: list[Any] = []
