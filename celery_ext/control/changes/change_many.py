@@ -80,16 +80,16 @@ def change_found(
     """
     outcome = Outcome(dry_run=dry_run)
     for n in range(PASSES if selects_ready(query) and not dry_run else 1):
-        found = before = outcome.changed
+        matched = changed = 0
         for shard, infos, change in _parts(queues, query, on_delayed, on_ready, is_done):
             count = 0 if dry_run else change()
-            found += len(infos)
-            counted = infos[:count] if n else infos
+            matched, changed = matched + len(infos), changed + count
+            counted = infos[:count] if n else infos  # the others were counted before
             outcome.add(queue_of(shard), counted, count)
             if progress is not None:
                 progress(len(counted))
-        if outcome.changed in (before, found):
-            break  # else another operator may have changed tasks, and the pages have skipped some
+        if changed in (0, matched):
+            break  # else others change the same tasks, so that the pages may have skipped some
     return outcome
 
 
