@@ -540,6 +540,29 @@ def test_a_warm_shutdown_repeats_nothing_that_its_pool_has_run(
     assert bench.queued == [id for id in ids if id not in ran]
 
 
+@pytest.mark.parametrize("task", ["sleep", "late"])
+def test_a_cold_shutdown_ends_tasks_of_which_the_worker_did_not_know(
+    bench: Bench, task: str
+) -> None:
+    """It has not read yet that they began, so Celery does not cancel them with the others."""
+    deaf = bench.directory / "deaf"
+    worker = bench.worker(
+        bench.settings(LONG_LEASE_SECONDS),
+        pool="prefork",
+        concurrency=2,
+        module=UNHEARD,
+        env={UNHEARD_VARIABLE: str(deaf)},
+    )
+    worker.start()
+    bench.wait_for_processes(2)
+    deaf.touch()
+    ids = [bench.app.send_task(task, [3600]).id for _ in range(2)]
+    bench.ledger.wait_for(2)
+    worker.stop(signal.SIGQUIT)
+    assert bench.unacked == 0
+    assert {*bench.queued} == ({*ids} if task == "late" else set())
+
+
 def test_a_warm_shutdown_writes_a_task_to_its_end(bench: Bench) -> None:
     """A process has read a part of it when the worker is told to exit."""
     worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool="prefork")

@@ -1,10 +1,11 @@
 """Waits for a pool to end and acknowledges its tasks meanwhile, as the event loop has stopped.
 
-In a warm shutdown the messages of each process of a pool are read until it ends.
+The messages of each process of a pool are read until it ends.
 
 Celery forgets a task that it has written to a process, but whose start the process has not
 reported. The process still runs the task. Then the message of the task returns to the queue, and
 the process waits 30 seconds for its result to be read. See docs/upstream/celery-warm-shutdown.md.
+A cold shutdown does not cancel such a task, and would wait until it ends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
 from threading import Thread
 from typing import Any
 
-from billiard.pool import CLOSE, TERMINATE, WorkersJoined
+from billiard.pool import CLOSE, RUN, TERMINATE, WorkersJoined
 from celery.concurrency.asynpool import AsynPool
 from celery.worker import state
 from kombu.message import Message
@@ -51,11 +52,12 @@ class Draining:
 
     def flush(self) -> None:
         """Forget the tasks that no process was given, and return them at once."""
-        if _is_cold() or self._pool._state != CLOSE:
+        if self._pool._state != CLOSE and not (self._pool._state == RUN and _is_cold()):
             self._pool.flush()
             return
         while self._hear(0):
             pass
+        self._cancel_if_cold()
         self._give_back_unwritten()
 
     def stop(self) -> None:
@@ -63,10 +65,21 @@ class Draining:
         self._pool.close()
         while self._pool._pool and self._pool._state != TERMINATE:
             self._turn()
+            self._cancel_if_cold()
         self._give_back_unwritten()
         if self._task_pool._pool is not None:  # else another signal has stopped it meanwhile
             self._pool.join()
             self._task_pool._pool = None
+
+    def _cancel_if_cold(self) -> None:
+        """Cancel tasks that the worker did not know to run when Celery cancelled the others."""
+        consumer = self._consumer
+        if not _is_cold():
+            return
+        if hasattr(consumer, "cancel_active_requests"):
+            consumer.cancel_active_requests()
+        else:  # before Celery 5.6
+            consumer.cancel_all_unacked_requests()
 
     def _turn(self) -> None:
         # The sentinel of an ended process may be closed, and another file may have its number.
