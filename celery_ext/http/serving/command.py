@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import gc
-import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from kombu.exceptions import OperationalError
-from redis.exceptions import AuthenticationError
 
 from celery_ext.app.commands import all_of
-from kombu_delayed.errors import DelayedError
-
-if TYPE_CHECKING:
-    from ..service.service import Service
-
-logger = logging.getLogger(__name__)
 
 
 def _root_path(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -97,7 +88,7 @@ def run(
     show_logs(log_format, requests=access_log)
     hosts = (*LOOPBACK_HOSTS, *names) if is_local or names else ()
     api = Api(app, needs_token=needs_token, jobs_only=jobs_only, hosts=hosts)
-    _look_at_broker(api.service)
+    api.service.check_broker()
     more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
     more |= {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "root_path": root_path}
     server = make_server(api, host, port, **more)
@@ -105,13 +96,3 @@ def run(
     gc.collect()
     gc.freeze()
     server.run()
-
-
-def _look_at_broker(service: Service) -> None:
-    """Warn if the broker cannot be reached yet; raises other errors, which will not go away."""
-    try:
-        service.check_broker()
-    except OperationalError as error:
-        if isinstance(error, DelayedError) or isinstance(error.__cause__, AuthenticationError):
-            raise
-        logger.warning("The broker cannot be reached, so requests get 503 until it is: %s", error)
