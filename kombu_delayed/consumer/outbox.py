@@ -56,6 +56,11 @@ class Held(NamedTuple):
     left_ms: int
     goes_on: bool = False
 
+    @property
+    def entry(self) -> tuple[str, str, int]:
+        """What the script `hold` takes."""
+        return self.key, self.id, self.left_ms
+
 
 T = TypeVar("T", Done, Freed, Held)
 Each = TypeVar("Each")
@@ -245,7 +250,7 @@ class Outbox:
 
     def _send_held(self, store: Store, lease: Lease, batch: list[Held]) -> None:
         again = self.held.extend
-        held = [(each.key, each.id, self._last(each).left_ms) for each in batch]
+        held = [self._last(each).entry for each in batch]
         store.leases.hold_keys(batch[0].queue, held, on_error=lambda: again(batch))
         _move(batch, self.held, self._held_lately)
 

@@ -8,7 +8,9 @@ import signal
 import time
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery, states
@@ -17,6 +19,7 @@ from celery.exceptions import Reject, Retry
 from celery_ext import BulkError, BulkReport, Delayed
 from celery_ext.control.unique import AlreadyDelayed, UniqueTask, unique_headers
 from celery_ext.policies import Backoff, DropOlder
+from celery_ext.worker.requests import unique_hold
 from celery_ext.worker.requests.unique_hold import WAITING_MS, UniqueHold
 from kombu_delayed.consumer.outbox import Held
 from kombu_delayed.errors import OptionError
@@ -233,15 +236,31 @@ def test_a_retry_keeps_the_key(bench: Bench, name: str, options: dict[str, Any])
     only(bench, "b")
 
 
+def test_a_retry_whose_worker_has_reconnected_keeps_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Mock()
+    monkeypatch.setattr(unique_hold, "own_broker", lambda app: SimpleNamespace(store=asked))
+    hold = UniqueHold.__new__(UniqueHold)
+    hold._app, hold._channel = None, SimpleNamespace(closed=True)
+    hold._of = lambda ms: Held("q", "k", "a", ms)
+    hold.waits(60)
+    asked.ask.assert_called_once_with("hold", "q", entries=("k", "a", 60_000 + WAITING_MS))
+
+
 @pytest.mark.parametrize("pool", ["solo", "prefork", "threads"])
-def test_a_retry_keeps_the_key_for_longer_than_its_task_may_run(bench: Bench, pool: str) -> None:
+def test_a_retry_keeps_the_key_for_longer_than_its_task_may_run(
+    bench: Bench, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = bench.app.delayed.store
+    # The connections of this process are closed, too: each is checked before its next command.
+    monkeypatch.setattr("kombu_delayed.connection.connection.IDLE_SECONDS", -1)
     with bench.worker(pool=pool):
         only(bench, "a", "add", args=["a", 1], time_limit=20, policies=[Backoff([3600])])
         wait_until(bench.backlog, "it is to be retried")
         bench.send("before", countdown=0)
         wait_until(lambda: bench.ledger.of("before"), "the worker knows of the retry")
-        store.run("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # all but its own
+        store.run("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         bench.send("after", countdown=0)
         wait_until(lambda: bench.ledger.of("after"), "it has connected again")
         wait_until(lambda: not bench.app.delayed.counts("celery")["celery"].unacked, "it is acked")

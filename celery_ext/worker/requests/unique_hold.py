@@ -70,6 +70,6 @@ class UniqueHold:
             self._channel.handed_out.hold(held)
             return
         try:  # its worker has reconnected meanwhile
-            own_broker(self._app).store.ask("hold", held.queue, entries=held[1:])
+            own_broker(self._app).store.ask("hold", held.queue, entries=held.entry)
         except BROKER_FAILS as error:
             logger.warning("The unique key of task %s cannot be given back: %s", held.id, error)
