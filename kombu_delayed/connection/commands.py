@@ -254,12 +254,12 @@ def can_read(connection: Any) -> bool:
         raise ConnectionError(f"the connection was closed: {error}") from error
 
 
-def wait_readable(connection: Any, seconds: float = ASIDE_SECONDS) -> None:
-    """Wait until something can be read from the socket, at most for these seconds."""
+def wait_readable(connection: Any) -> None:
+    """Wait until something can be read from the socket, but not for long."""
     if (socket := getattr(connection, "_sock", None)) is not None:
         with selectors.DefaultSelector() as selector:
             selector.register(socket, selectors.EVENT_READ)
-            selector.select(seconds)
+            selector.select(ASIDE_SECONDS)
 
 
 def read_now(connection: Any, polled: bool = False, **options: Any) -> Any:

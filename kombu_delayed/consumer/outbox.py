@@ -58,7 +58,7 @@ class Held(NamedTuple):
 
     @property
     def entry(self) -> tuple[str, str, int]:
-        """What the script `hold` takes."""
+        """The arguments of the script `hold` for this task."""
         return self.key, self.id, self.left_ms
 
 

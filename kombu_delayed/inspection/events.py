@@ -135,8 +135,12 @@ def read(store: Store, queue: str, after: str = "-", count: int = PAGE_SIZE) -> 
 
     It may return more than `count` events, if the last entry is one of a Spark job.
     """
+    return [*chain(*_entries_after(store, queue, after, count))]
+
+
+def _entries_after(store: Store, queue: str, after: str, count: float) -> Iterator[list[Event]]:
     start = after if after == "-" else f"({after}"
-    return [*chain(*_entries(store, queue, "XRANGE", start, "+", count))]
+    return _entries(store, queue, "XRANGE", start, "+", count)
 
 
 def _entries(
@@ -163,9 +167,8 @@ def _entries(
 
 def pages(store: Store, queue: str, after: str = "-") -> Iterator[list[Event]]:
     """All events of a queue after a stream id, in pages of whole entries, like `read`."""
-    start = after if after == "-" else f"({after}"
     page: list[Event] = []
-    for events in _entries(store, queue, "XRANGE", start, "+", math.inf):
+    for events in _entries_after(store, queue, after, math.inf):
         page += events
         if len(page) >= PAGE_SIZE:
             yield page

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -509,6 +509,23 @@ BUSY_POOLS: dict[str, dict[str, Any]] = {
 }
 
 
+def deaf_worker(bench: Bench, options: Sequence[str] = (), **config: Any) -> Worker:
+    """A worker with two processes, from which it reads nothing until it is told to end."""
+    deaf = bench.directory / "deaf"
+    worker = bench.worker(
+        bench.settings(LONG_LEASE_SECONDS, **config),
+        pool="prefork",
+        concurrency=2,
+        module=UNHEARD,
+        env={UNHEARD_VARIABLE: str(deaf)},
+        options=options,
+    )
+    worker.start()
+    bench.wait_for_processes(2)
+    deaf.touch()
+    return worker
+
+
 @pytest.mark.parametrize(
     ("kind", "task"), [("plain", "late"), *((kind, "record") for kind in BUSY_POOLS)]
 )
@@ -519,18 +536,8 @@ def test_a_warm_shutdown_repeats_nothing_that_its_pool_has_run(
 
     Celery's own shutdown would wait 30 s, which is longer than `stop` does, for their results.
     """
-    deaf = bench.directory / "deaf"
-    worker = bench.worker(
-        bench.settings(LONG_LEASE_SECONDS, **BUSY_POOLS[kind]),
-        pool="prefork",
-        concurrency=2,
-        module=UNHEARD,
-        env={UNHEARD_VARIABLE: str(deaf)},
-        options=["--autoscale=4,2"] if kind == "autoscale" else (),
-    )
-    worker.start()
-    bench.wait_for_processes(2)
-    deaf.touch()
+    options = ["--autoscale=4,2"] if kind == "autoscale" else []
+    worker = deaf_worker(bench, options, **BUSY_POOLS[kind])
     ids = [bench.app.send_task(task).id for _ in range(8)]
     bench.ledger.wait_for(2 if task == "record" else 4)
     worker.stop()
@@ -545,17 +552,7 @@ def test_a_cold_shutdown_ends_tasks_of_which_the_worker_did_not_know(
     bench: Bench, task: str
 ) -> None:
     """It has not read yet that they began, so Celery does not cancel them with the others."""
-    deaf = bench.directory / "deaf"
-    worker = bench.worker(
-        bench.settings(LONG_LEASE_SECONDS),
-        pool="prefork",
-        concurrency=2,
-        module=UNHEARD,
-        env={UNHEARD_VARIABLE: str(deaf)},
-    )
-    worker.start()
-    bench.wait_for_processes(2)
-    deaf.touch()
+    worker = deaf_worker(bench)
     ids = [bench.app.send_task(task, [3600]).id for _ in range(2)]
     bench.ledger.wait_for(2)
     worker.stop(signal.SIGQUIT)

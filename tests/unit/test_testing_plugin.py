@@ -57,7 +57,8 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 
 def run(project: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult:
     project.makepyfile(test_shop=tests)
-    return project.runpytest_subprocess("-p", "no:cacheprovider", *options, timeout=60)
+    plain = ("-p", "no:cacheprovider", "-p", "no:randomly")
+    return project.runpytest_subprocess(*plain, *options, timeout=60)
 
 
 def test_each_test_begins_empty(project: pytest.Pytester) -> None:
@@ -88,8 +89,6 @@ def test_each_test_begins_empty(project: pytest.Pytester) -> None:
             assert shop.app.conf.broker_url == "amqp://nowhere.invalid"
             assert "@nowhere.invalid" in shop.app.pool.connection.as_uri()
         """,
-        "-p",
-        "no:randomly",
     )
     found.assert_outcomes(passed=5)
 
@@ -115,8 +114,6 @@ def test_results_of_a_server_with_tls_and_passwords(project: pytest.Pytester) ->
         def test_settings_are_back():
             assert {name: shop.app.conf[name] for name in LOGIN} == LOGIN
         """,
-        "-p",
-        "no:randomly",
     )
     found.assert_outcomes(passed=2)
 
@@ -134,8 +131,6 @@ def test_options_of_a_test_end_with_it(project: pytest.Pytester) -> None:
         def test_options_of_the_app(delayed_app):
             assert delayed_app.conf.broker_transport_options == {"delayed_poll_seconds": 60}
         """,
-        "-p",
-        "no:randomly",
     )
     found.assert_outcomes(passed=2)
 

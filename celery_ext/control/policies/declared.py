@@ -156,6 +156,11 @@ def change_declared(
         store.claimable.announce(shard)
 
 
+def by_and_why(by: str | None, why: str) -> tuple[str, str]:
+    """The author of a change, or else the caller, and the reason: as much as is kept of each."""
+    return (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
+
+
 def caller() -> str:
     """The author of a change if none is given: this user and host."""
     try:

@@ -15,7 +15,7 @@ from kombu_delayed.store.policies.overrides import Override
 from ...app.queues import Queues
 from ...errors import QueryError
 from ...tasks.times import length_ms
-from .declared import TEXT_SIZE, Policies, caller
+from .declared import Policies, by_and_why
 from .limit_usage import Declarations, place_of
 from .limits import LimitInfo, gate_usage, limit
 from .pauses import give_back_unbegun
@@ -54,8 +54,8 @@ def set_limit(
         raise QueryError(f"rate={error}") from error
     every_ms = None if parsed is None else parsed.every_ms
     text, at_ms = "" if parsed is None else str(parsed), int(time.time() * 1000)
-    by_and_why = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
-    override = Override(slots, every_ms, burst, text, 0, at_ms, *by_and_why)
+    signed = by_and_why(by, why)
+    override = Override(slots, every_ms, burst, text, 0, at_ms, *signed)
     with _fewer_at_once(queues, queue, declared):
         queues.store.overrides.set(place_of(declared, queue), declared.name, override, span_ms)
     found = limit(queues, gate_usage(queues, queue), declared.name)

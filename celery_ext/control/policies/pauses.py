@@ -20,7 +20,7 @@ from ...tasks.query import Query
 from ...tasks.times import from_ms, length_ms
 from ..changes.change_many import pages
 from ..changes.moves import Moves
-from .declared import TEXT_SIZE, caller, change_declared, declared_of
+from .declared import by_and_why, change_declared, declared_of
 
 logger = get_logger(__name__)
 
@@ -73,14 +73,14 @@ def pause(
     span_ms = 0 if length is None else length_ms("for_", length)
     is_all = part.is_all
     queues.check_queue(queue)
-    by_and_why = (by or caller())[:TEXT_SIZE], why[:TEXT_SIZE]
+    signed = by_and_why(by, why)
     if is_all:
         for shard in _shards_of(queues, queue):
-            queues.store.pauses.pause(shard, *by_and_why, span_ms)
+            queues.store.pauses.pause(shard, *signed, span_ms)
         found = _pause_of(queues, queue, _shards_of(queues, queue))
     else:
         from_ms = server_ms(queues.store, queue)
-        paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *by_and_why)
+        paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *signed)
         _change(queues, queue, part, [{**part._asdict(), **paused._asdict()}])
         found = _shown(queue, paused, *part)
     give_back_unbegun(queues, queue)
