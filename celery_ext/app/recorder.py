@@ -7,8 +7,8 @@ import os
 import secrets
 import threading
 import time
-from collections import defaultdict, deque
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -49,6 +49,22 @@ _head = lru_cache(1_000)(head_of)
 
 
 @dataclass(slots=True, eq=False)
+class Queue:
+    """A queue, which is one shard: its tasks, and the notes for it."""
+
+    name: str
+    #: The notes that Redis has not taken yet.
+    notes: list[Note] = field(default_factory=list)
+    #: The ids of the tasks that have not ended.
+    live: set[str] = field(default_factory=set)
+    tallies: Tallies = field(default_factory=Tallies)
+    #: When this worker was last reported as alive, by the monotonic clock; None: never.
+    beat_at: float | None = None
+    #: Whether Redis did not take the last notes.
+    is_failing: bool = False
+
+
+@dataclass(slots=True, eq=False)
 class Run:
     """A task in a worker, from its receipt to its end: its facts, and how many are written.
 
@@ -56,7 +72,7 @@ class Run:
     So a fact that one of them misses is seen by the other.
     """
 
-    queue: str
+    queue: Queue
     id: str
     task: str
     tenant: str | None
@@ -78,14 +94,6 @@ class Run:
     written: int = 0
 
 
-@dataclass
-class Unsent:
-    """The notes of a queue that Redis has not taken yet, by id and tenant, and their events."""
-
-    notes: dict[tuple[str, str | None], Note]
-    events: int = 0
-
-
 class Recorder:
     """Records the tasks of one worker. Its hooks only append; they never raise or block.
 
@@ -101,13 +109,8 @@ class Recorder:
         self._broker = Broker(app)
         self._runs: deque[Run] = deque()
         self._ending = threading.Event()
-        self._live: dict[str, set[str]] = {}
-        self._beat_at: dict[str, float] = {}
-        self._unsent: dict[str, Unsent] = {}
-        self._tallies = defaultdict[str, Tallies](Tallies)
+        self._queues: dict[str, Queue] = {}
         self._reported = 0
-        #: The queues whose outcomes Redis does not take.
-        self._failing: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="delayed-outcomes", daemon=True)
 
     # Called by hooks, in any thread.
@@ -120,7 +123,9 @@ class Recorder:
         tenant, id = tenant_text(headers.get("tenant")), request.id
         if not id.isascii():  # an id that is not UTF-8 would block all other writes
             id = id.encode(errors="backslashreplace").decode()
-        run = Run(shard, id, request.name, tenant, retries, _family(headers), time.time())
+        if (queue := self._queues.get(shard)) is None:
+            queue = self._queues.setdefault(shard, Queue(shard))
+        run = Run(queue, id, request.name, tenant, retries, _family(headers), time.time())
         delivered = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(delivered, "due_ms", None)) is not None:
             run.due_ms = max(due_ms, getattr(delivered, "resumed_ms", 0))
@@ -195,47 +200,38 @@ class Recorder:
             self._beat(ends)
         except Exception:  # no error may stop the worker or its tasks
             logger.exception("Outcomes of tasks were not recorded")
-            self._unsent.clear()
-        if self.dropped > self._reported and not self._failing:
+            for queue in [*self._queues.values()]:
+                queue.notes = []
+        if self.dropped > self._reported and not self._is_failing():
             count, self._reported = self.dropped - self._reported, self.dropped
             if (meter := instrumentation.current) is not None:
                 meter.outcomes_dropped(count)
             logger.warning("%d events of tasks were not recorded: the buffer was full", count)
 
     def _gather(self) -> None:
-        """Turn events into notes: all events of a task between two writes become one note."""
+        """Turn events into notes: the events of a run since its last note become one note."""
+        limit = self.options.buffer
         for _ in range(min(len(self._runs), BATCH)):
             run = self._runs.popleft()
             run.is_seen = True
-            unsent = self._unsent.get(run.queue)
-            if unsent is None:
-                unsent = self._unsent[run.queue] = Unsent({})
-                self._live.setdefault(run.queue, set())
-            self._see(run)
-            if unsent.events >= self.options.buffer:
+            queue = run.queue
+            if run.ended_at:
+                queue.live.discard(run.id)
+            else:
+                if len(queue.live) > limit:  # the ends of some had no room
+                    queue.live.clear()
+                queue.live.add(run.id)
+            if len(queue.notes) >= limit:
                 self.dropped += 1
                 continue
-            unsent.events += 1
             self._count(run)
             if (note := self._noted(run)) is not None:
-                task = run.id, run.tenant
-                before = unsent.notes.get(task)
-                unsent.notes[task] = note if before is None else _joined(before, note)
-
-    def _see(self, run: Run) -> None:
-        live = self._live[run.queue]
-        if run.ended_at:
-            if live:
-                live.discard(run.id)
-        else:
-            if len(live) > self.options.buffer:  # the ends of some had no room
-                live.clear()
-            live.add(run.id)
+                queue.notes.append(note)
 
     def _count(self, run: Run) -> None:
         """Add its events since the last note to the tallies of its queue."""
-        tallies = self._tallies[run.queue]
-        if run.started_at and run.written < 2 and run.due_ms is not None:
+        tallies = run.queue.tallies
+        if run.due_ms is not None and run.started_at and run.written < 2:
             tallies.began(run.task, run.started_at, run.started_at * 1000 - run.due_ms)
         if run.ended_at and run.written < 3 and run.state != "b":
             rest = run.rest
@@ -244,16 +240,15 @@ class Recorder:
 
     def _noted(self, run: Run) -> Note | None:
         """A note of its events since the last note, or None if there are none."""
-        before, retries = run.written, run.retries
+        before, retries, worker = run.written, run.retries, self.worker
         at_ms, lines, state, is_slow = int(run.received_at * 1000), "", "r", False
         if not before:
-            lines = f'["r",{at_ms},{retries},"{self.worker}"]\n'
+            lines = f'["r",{at_ms},{retries},"{worker}"]\n'
         if run.started_at:
             state, at_ms = "s", int(run.started_at * 1000)
             if before < 2:
-                lines += (
-                    f'["s",{at_ms},{retries},"{self.worker}",{run.pid},{1 if run.is_late else 0}]\n'
-                )
+                is_late = "1" if run.is_late else "0"
+                lines += f'["s",{at_ms},{retries},"{worker}",{run.pid},{is_late}]\n'
         if run.ended_at:
             state, at_ms, rest = run.state, int(run.ended_at * 1000), run.rest
             if before < 3 and run.limit_seconds:
@@ -277,36 +272,41 @@ class Recorder:
 
     def _write(self) -> None:
         """Write the notes. A queue whose node is down keeps its notes; others are written."""
-        for queue in [*self._unsent]:
-            if self._send(queue, [*self._unsent[queue].notes.values()]):
-                del self._unsent[queue]
+        for queue in [*self._queues.values()]:
+            if queue.notes and self._send(queue, queue.notes):
+                queue.notes = []
 
     def _beat(self, ends: bool) -> None:
         now = time.monotonic()
-        for queue in [*self._beat_at] if ends else [*filter(self._live.get, self._live)]:
-            if ends or now - self._beat_at.get(queue, -BEAT_SECONDS) >= BEAT_SECONDS:
-                self._send(queue, [], 0 if ends else ALIVE_MS)
+        for queue in [*self._queues.values()]:
+            last = queue.beat_at
+            if ends and last is not None:
+                self._send(queue, [], 0)
+            elif not ends and queue.live and (last is None or now - last >= BEAT_SECONDS):
+                self._send(queue, [])
 
-    def _send(self, queue: str, notes: list[Note], alive_ms: int = ALIVE_MS) -> bool:
+    def _send(self, queue: Queue, notes: list[Note], alive_ms: int = ALIVE_MS) -> bool:
         try:
             store = self._broker.store
             calls = Outcomes(store).note_calls(
-                queue, notes, self.options.kept, self.worker, alive_ms
+                queue.name, notes, self.options.kept, self.worker, alive_ms
             )
-            tallies = self._tallies[queue]
-            store.all_of([*calls, *tallies.calls(store, queue, self.worker)])
-            tallies.were_written()
+            store.all_of([*calls, *queue.tallies.calls(store, queue.name, self.worker)])
+            queue.tallies.were_written()
         except BROKER_FAILS as error:
-            if not self._failing:
+            if not self._is_failing():
                 logger.warning("Outcomes of tasks are not recorded for now: %s", error)
-            self._failing.add(queue)
+            queue.is_failing = True
             return False
-        self._beat_at[queue] = time.monotonic()
-        if queue in self._failing and (notes or queue not in self._unsent):
-            self._failing.discard(queue)
-            if not self._failing:
+        queue.beat_at = time.monotonic()
+        if queue.is_failing and (notes or not queue.notes):
+            queue.is_failing = False
+            if not self._is_failing():
                 logger.info("Outcomes of tasks are recorded again")
         return True
+
+    def _is_failing(self) -> bool:
+        return any(queue.is_failing for queue in [*self._queues.values()])
 
 
 def _said(error: Any) -> dict[str, Any]:
@@ -318,15 +318,9 @@ def _said(error: Any) -> dict[str, Any]:
 
 def _overran(run: Run) -> str:
     """The line of a task that was not ended at its time limit, with the time of that limit."""
-    at_ms = int((run.started_at + run.limit_seconds) * 1000)
-    facts = json.dumps({"limit_ms": int(run.limit_seconds * 1000)})
-    return f'["o",{min(at_ms, int(run.ended_at * 1000))},{run.retries},{facts}]\n'
-
-
-def _joined(before: Note, note: Note) -> Note:
-    return note._replace(
-        head=before.head, lines=before.lines + note.lines, is_slow=before.is_slow or note.is_slow
-    )
+    limit_ms = int(run.limit_seconds * 1000)
+    at_ms = int(min(run.started_at + run.limit_seconds, run.ended_at) * 1000)
+    return f'["o",{at_ms},{run.retries},{json.dumps({"limit_ms": limit_ms})}]\n'
 
 
 def _number(headers: Any, name: str) -> int:

@@ -48,7 +48,7 @@ def test_what_redis_does_not_take_is_bounded_and_counted(told: Recorder) -> None
         told.ended(run, "+", 0.1)
     told.step()
     assert told.dropped == 53
-    assert [id for id, _ in told._unsent["q"].notes] == [str(number) for number in range(100)]
+    assert [note.id for note in told._queues["q"].notes] == [str(number) for number in range(100)]
 
 
 def noted(told: Recorder, run: Run) -> str:
@@ -220,7 +220,7 @@ def test_it_is_recorded_again_when_all_queues_are(
     assert received(told, 1) is not None
     told.step()
     told._beat(ends=False)
-    told._beat_at["q"] = 0.0
+    told._queues["q"].beat_at = 0.0
     told._beat(ends=True)
     said = [record.message for record in caplog.records]
     assert said == ["Outcomes of tasks are not recorded for now: it takes no notes"]
@@ -235,4 +235,4 @@ def test_an_id_that_is_no_text_keeps_no_other_from_being_written(told: Recorder)
     for id in ("a\ud800", "ä"):
         told.received(SimpleNamespace(id=id, name="mail", _request_dict={}), "q")
     told.step()
-    assert [id.encode().decode() for id, _ in told._unsent["q"].notes] == ["a\\ud800", "ä"]
+    assert [note.id.encode().decode() for note in told._queues["q"].notes] == ["a\\ud800", "ä"]

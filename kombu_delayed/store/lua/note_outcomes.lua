@@ -6,11 +6,12 @@
 --   age_ms: a text is kept at least this long, and at most twice as long
 --   worker: the worker, which counts as alive for alive_ms from now on; empty: the caller is no worker
 --   alive_ms: 0: the worker ends
---   entries: for each task: id, state ("r" received, "s" started, "b" back in its queue, "+" succeeded, "-" failed, "~" will be
---     retried, "x" any other end), the time of that or of the next attempt, whether it was slow, the head of its text, lines
+--   entries: for each task: its id, and lines. The first one has its state ("r" received, "s" started, "b" back in its queue,
+--     "+" succeeded, "-" failed, "~" will be retried, "x" any other end), the time of that or of the next attempt, and "slow" if it
+--     was slow. The second one is the head of its text, and the others are added to it.
 -- include: clock outcomes
 -- returns how many tasks; O(1) a task
-local TEXT_BYTES, INDEX_LIMIT, FIELDS = 6000, 2000, 6
+local TEXT_BYTES, INDEX_LIMIT, FIELDS = 6000, 2000, 2
 local TABLE_OF = {r = 'live', s = 'live', b = 'live', ['-'] = 'failed', ['~'] = 'failed'}
 local INDEX_OF = {s = 'running', ['-'] = 'failed-ids', ['~'] = 'retrying'}
 local INDICES = {'running', 'failed-ids', 'retrying'}
@@ -63,7 +64,8 @@ end
 
 local goes_to = {}
 for i = 1, #entries, FIELDS do
-  local id, state, score, slow, head, lines = unpack(entries, i, i + FIELDS - 1)
+  local id = entries[i]
+  local state, score, slow, head, lines = entries[i + 1]:match('^(%S+) (%d+) (%a*)\n([^\n]*\n)(.*)$')
   local known, to = texts[id], TABLE_OF[state] or 'ended'
   local before = known and not is_of_another(known, head) and known
   if before and to == 'ended' and before:find('\n%["[-~]"') then to = 'failed' end
@@ -74,7 +76,7 @@ for i = 1, #entries, FIELDS do
   end
   texts[id], goes_to[id] = shortened((before or head) .. lines), outcomes .. to .. ':' .. bucket_by_id[id]
   if INDEX_OF[state] then put(INDEX_OF[state], score, id) end
-  if slow == '1' then put('slow', now_ms, id) end
+  if slow == 'slow' then put('slow', now_ms, id) end
 end
 
 local fields_of = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..calls.caller import chunks, without_errors
@@ -15,11 +16,12 @@ BEAT_SECONDS, ALIVE_SECONDS = 10.0, 30.0
 #: The lists of tasks that are sorted by time, and the name of each in Redis.
 LISTS = {"failed": "failed-ids", "running": "running", "retrying": "retrying", "slow": "slow"}
 
-#: How many tasks one call reads.
-PAGE_SIZE = 100
+#: How many tasks one call reads, and how many it records.
+PAGE_SIZE, NOTES_LIMIT = 100, 500
 
 
-class Note(NamedTuple):
+@dataclass(slots=True)
+class Note:
     """Lines to add to the text of a task, in the format of docs/guides/outcomes.md.
 
     `state` is a state of note_outcomes.lua, `at_ms` its time, or that of the next attempt. `head`
@@ -78,15 +80,12 @@ class Outcomes:
                     for note in chunk
                     for part in (
                         note.id,
-                        note.state,
-                        note.at_ms,
-                        int(note.is_slow),
-                        note.head,
-                        note.lines,
+                        f"{note.state} {note.at_ms} {'slow' if note.is_slow else ''}\n"
+                        f"{note.head}{note.lines}",
                     )
                 ],
             )
-            for chunk in (chunks(notes) if notes else [()])
+            for chunk in (chunks(notes, NOTES_LIMIT) if notes else [()])
         ]
 
     def get(self, queues: Sequence[str], id: str) -> list[Known]:
