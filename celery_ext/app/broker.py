@@ -113,6 +113,8 @@ class Broker:
         # A Cluster connection finds lost nodes again without a reconnect.
         on_lost = self._was_lost if store.cluster is None else lambda: None
         store.run = _ToldConnection(store.over(store.client).run, on_lost)
+        if store.cluster is None:
+            store.shards = store.shards.over(store.run)
         return store
 
     def reachable(self: Self) -> Self | None:

@@ -97,6 +97,12 @@ class Shards:
         self._looked_at = -LOOK_SECONDS
         self._leaves_out: Callable[[str], bool] | None = None
 
+    def over(self: Self, run: ServerConnection) -> Self:
+        """The same shards, asked for over another connection."""
+        other = copy(self)
+        other._run, other._over = run, run.generation
+        return other
+
     def keep_whole(self, queue: str) -> None:
         """Never spread this queue: it is temporary, and its number would stay in Redis."""
         if len(self._whole) >= WHOLE:
