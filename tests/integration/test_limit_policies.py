@@ -389,6 +389,7 @@ def test_tasks_for_now_are_late_as_well(open_app: OpenApp, others: list[Policy])
         (lambda: [Shares(10, {"a": "half"})], "dict of fractions"),
         (lambda: [Shares(10, {"a": math.nan})], "dict of fractions"),
         (lambda: [Shares(10, ["a", "b"])], "dict of fractions"),
+        (lambda: [Shares(10, {"a": 1}, borrow="no")], "takes True or False"),  # type: ignore[arg-type]
         (lambda: [Order("due")], "in their order"),
         (lambda: [Fair(weights={"a": 0})], "weight of 'a'"),
         (lambda: [Fair(weights=3)], "a dict or a function"),

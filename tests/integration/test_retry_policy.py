@@ -92,6 +92,7 @@ def test_jitter() -> None:
         (10, {"factor": 0.5}, r"Backoff\(factor=0.5\) takes 1 to 1,000"),
         (10, {"jitter": 2}, r"Backoff\(jitter=2\)"),
         (10, {"retries": True}, r"Backoff\(retries=True\)"),
+        (10, {"retries": 1.5}, r"Backoff\(retries=1.5\) takes a whole number"),
         (10, {"longest": "1h"}, r"Backoff\(longest='1h'\)"),
     ],
 )

@@ -230,6 +230,8 @@ class Shares(Gated):
             raise PolicyError(
                 f"Shares takes a dict of fractions whose sum is at most 1, not {shares!r}"
             )
+        if not isinstance(borrow, bool):
+            raise PolicyError(f"Shares(borrow={borrow!r}) takes True or False")
         self.shares = {str(key): float(shares[key]) for key in sorted(shares, key=str)}
         self.by = checked_by("Shares(by=…)", by)
         self.borrow = self.is_of_queue = borrow

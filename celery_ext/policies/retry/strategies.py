@@ -122,6 +122,8 @@ class Backoff(RetryStrategy):
         ):
             if value is not None and not (_is_number(value) and least <= value <= most):
                 raise PolicyError(f"Backoff({name}={value!r}) takes {least:,} to {most:,}")
+        if retries is not None and retries != int(retries):
+            raise PolicyError(f"Backoff(retries={retries!r}) takes a whole number")
         self._pauses = tuple(pauses)
         self._factor = 1 if is_list else factor
         self._longest = longest
