@@ -385,6 +385,7 @@ def test_tasks_for_now_are_late_as_well(open_app: OpenApp, others: list[Policy])
         (lambda: [Limit(rate="often")], "such as"),
         (lambda: [Limit(concurrency=0)], "whole number"),
         (lambda: [Limit(concurrency=1, name=7)], "takes text"),
+        (lambda: [Limit(concurrency=1, burst=10)], r"burst=10\) has an effect only with rate"),
         (lambda: [Shares(10, {"a": 0.7, "b": 0.7})], "sum is at most 1"),
         (lambda: [Shares(10, {"a": "half"})], "dict of fractions"),
         (lambda: [Shares(10, {"a": math.nan})], "dict of fractions"),

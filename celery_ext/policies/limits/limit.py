@@ -56,6 +56,8 @@ class Limit(Gated):
         self.every_ms = parsed.every_ms if parsed else 0.0
         self.rate = str(parsed or "")
         self.burst = whole("burst", burst)
+        if rate is None and burst != 1:
+            raise PolicyError(f"Limit(burst={burst}) has an effect only with rate=…")
         self.by = by if by is None else checked_by("Limit(by=…)", by)
         self.weight = whole("weight", weight, 0) if isinstance(weight, int) else weight
         if not isinstance(self.weight, int):
