@@ -89,7 +89,8 @@ class LedgerStore(Store):
         vars(self).update(vars(copy(store)))
         self.job = job
         self._attempt = attempt and _counter(attempt)
-        self.shards = JobShards(store, job)
+        if job.operation != CANCEL:  # it has no ledger, and also runs on a full server
+            self.shards = JobShards(store, job)
         self.queues: set[str] = set()
 
     def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:

@@ -31,10 +31,11 @@ from celery_ext.spark.sink.registry import (
     may_be_done,
 )
 from celery_ext.spark.sink.write import BacklogWriter, RowsLost
-from kombu_delayed.errors import OptionError
+from kombu_delayed.errors import OptionError, ServerFull
 from kombu_delayed.store.ledgers import Job, LedgerStore
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
+from tests.kit.claims import full
 from tests.kit.spark import Run
 from tests.kit.state import all_keys, entry
 from tests.kit.wait import wait_until
@@ -111,6 +112,27 @@ def test_lost_rows_are_seen_although_an_attempt_failed(url: str, client: redis.R
             writer.commit([written])
     writer.commit([writer.write(batches(*"abcde"))])
     assert (only(url).accepted, only(url).already) == (5, 0)
+
+
+def test_a_full_server_is_emptied_by_a_job(store: Store, url: str, client: redis.Redis) -> None:
+    store.schedule("celery", [entry(id, 4_000_000_000_000) for id in "ab"])
+    options = {"broker": url, "job_id": "j", "operation": "cancel", "queue": "celery"}
+    writer = BacklogWriter(WriteOptions.parse(options), StructType().add("id", "string"))
+    with full(client):
+        writer.begin()
+        written = writer.write(iter([pyarrow.RecordBatch.from_pydict({"id": ["a", "b", "c"]})]))
+        writer.commit([written])
+    assert job_report("j", broker=url) == JobReport("j", 2, 1, queues={"celery": 2})
+    assert store.size("celery").delayed == 0
+
+
+def test_a_job_that_a_full_server_refuses_does_not_run(
+    store: Store, url: str, client: redis.Redis
+) -> None:
+    registry.begin(store, JOB, "")
+    with full(client), pytest.raises(ServerFull):
+        registry.begin(store, JOB, "")
+    assert only(url).state == "failed"
 
 
 def test_the_way_of_a_job(store: Store, url: str, client: redis.Redis) -> None:

@@ -10,10 +10,8 @@ from datetime import datetime
 from time import monotonic
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.errors import DelayedError, OptionError, ServerFull, translate
+from kombu_delayed.errors import DelayedError, OptionError, ServerFull
 from kombu_delayed.inspection.backlog import queues_with
 from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state, jobs
@@ -102,7 +100,11 @@ def begin(store: Store, job: Job, label: str, total_rows: int = 0) -> None:
     if total_rows:
         fields["total_rows"] = str(total_rows)
     _note(store, job, fields, begins=1)
-    _list(store, job)
+    try:
+        _list(store, job)
+    except ServerFull:
+        _note(store, job, {"state": FAILED, "ended": job.run})
+        raise
     store.run("ZREMRANGEBYRANK", jobs(prefix), 0, -JOBS - 1)
 
 
@@ -111,8 +113,8 @@ def _list(store: Store, job: Job) -> None:
     key = jobs(store.keys("").prefix)
     try:
         store.run("ZADD", key, round(time.time() * 1000), job.ledger)
-    except ResponseError as error:
-        if job.operation != CANCEL or not isinstance(translate(error), ServerFull):
+    except ServerFull:
+        if job.operation != CANCEL:
             raise
 
 
