@@ -17,9 +17,10 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from celery_ext import Delayed
-from kombu_delayed.errors import OptionError, translate
+from kombu_delayed.errors import UNREACHABLE, OptionError, translate
+from kombu_delayed.store.keys import shard_counts
 
-from .options import BrokerOptions
+from .options import BrokerOptions, WriteOptions
 
 #: Connection retries of a caller that waits: half a minute. Spark's own retries would be over
 #: before a broker has restarted or failed over.
@@ -53,7 +54,7 @@ def connected(options: BrokerOptions, *, waits: bool = False) -> Iterator[Delaye
             gc.freeze()
     try:
         if waits:
-            _await(_kept[key])
+            _await(_kept[key], writes=isinstance(options, WriteOptions))
         yield _kept[key]
     except GeneratorExit:  # Spark has read enough
         raise
@@ -98,16 +99,17 @@ def app_of(options: BrokerOptions, *, waits: bool = False) -> Celery:
     return app
 
 
-def _await(delayed: Delayed) -> None:
+def _await(delayed: Delayed, *, writes: bool) -> None:
     """Wait for a failed node to come back, or for its replica to replace it.
 
+    A caller that `writes` also waits until the server has the replicas that it needs for that.
     Raises Kombu's OperationalError if there is no connection to any node after this time, or if the
     password is wrong.
     """
     deadline = monotonic() + NODES_SECONDS
     while True:
         try:
-            if _answers(delayed):
+            if _answers(delayed) and (not writes or _takes_writes(delayed)):
                 return
         except OperationalError as error:
             if isinstance(error.__cause__, AuthenticationError) or monotonic() >= deadline:
@@ -129,6 +131,17 @@ def _answers(delayed: Delayed) -> bool:
         return all(wire("PING") for wire in delayed.store.run.everywhere())
     except (OSError, RedisError):
         return False
+
+
+def _takes_writes(delayed: Delayed) -> bool:
+    """Whether the server takes writes. Without enough replicas it answers a PING only."""
+    key = shard_counts(delayed.store.keys("").prefix)
+    with suppress(ResponseError):  # the job's own commands tell
+        try:
+            delayed.store.run("HDEL", key, "")  # no such field; a full server takes this, too
+        except UNREACHABLE:
+            return False
+    return True
 
 
 def _is_retry() -> bool:

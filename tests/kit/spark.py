@@ -66,10 +66,10 @@ def start_when_awaited(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, a server that has ended starts again as soon as Spark waits for it."""
     wait = connect._await
 
-    def start(delayed: Delayed) -> None:
+    def start(delayed: Delayed, *, writes: bool) -> None:
         if not server.running:
             server.start()
-        wait(delayed)
+        wait(delayed, writes=writes)
 
     monkeypatch.setattr(connect, "_await", start)
 

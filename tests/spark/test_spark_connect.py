@@ -10,12 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import redis
 from kombu.exceptions import OperationalError
 from pyspark import TaskContext
 
 from celery_ext.spark import connect
 from celery_ext.spark.connect import connected
-from celery_ext.spark.options import BrokerOptions
+from celery_ext.spark.options import BrokerOptions, WriteOptions
 from kombu_delayed.errors import OptionError
 from tests.kit.servers import Server, available_kinds, free_port, start_server
 
@@ -135,6 +136,31 @@ def test_a_broker_that_does_not_come_back_is_waited_for_once(slept: list[float])
     with pytest.raises(OperationalError):
         ping(options)
     assert 25 <= sum(slept) < 35
+
+
+def test_a_write_waits_for_replicas(
+    options: BrokerOptions,
+    client: redis.Redis,
+    slept: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a failover, the new master may have no replica for some seconds."""
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if sum(slept) > 10:
+            client.config_set("min-replicas-to-write", 0)
+
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        ping(options)
+        assert not slept
+        monkeypatch.setattr(connect, "time", SimpleNamespace(sleep=sleep))
+        with connected(WriteOptions.parse({"broker": options.url})) as delayed:
+            assert delayed.store.run("SET", "key", "value")
+        assert 10 < sum(slept) < 11
+    finally:
+        client.config_set("min-replicas-to-write", 0)
 
 
 def test_the_broker_is_the_one_that_was_named(
