@@ -19,6 +19,7 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
+from .shutdown.cold_shutdown import cancel_greenlets_later
 from .shutdown.draining import Draining, await_threads, is_of_message
 
 logger = get_logger(__name__)
@@ -284,7 +285,10 @@ class GiveBack(bootsteps.StartStopStep):
     def _wait_for_soft_shutdown(self) -> None:
         with suppress(Exception):  # Celery must continue, and the signal follows with another try
             self._on_signal()
-        type(self._parent.controller).wait_for_soft_shutdown(self._parent.controller)
+        if self._parent.pool.is_green:
+            cancel_greenlets_later(self._parent)
+        else:
+            type(self._parent.controller).wait_for_soft_shutdown(self._parent.controller)
         self._handles_signal = True
 
     def _on_signal(self, **_: Any) -> None:

@@ -578,15 +578,17 @@ def test_a_warm_shutdown_writes_a_task_to_its_end(bench: Bench) -> None:
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 5), reason="new in Celery 5.5")
-def test_soft_shutdown_waits_and_returns_the_rest(bench: Bench) -> None:
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet"])
+def test_soft_shutdown_waits_and_returns_the_rest(bench: Bench, pool: str) -> None:
     config = {"worker_soft_shutdown_timeout": 2.0}
     setup = bench.settings(LONG_LEASE_SECONDS, **config)
-    worker = bench.worker(setup, pool="prefork", concurrency=2)
+    worker = bench.worker(setup, pool=pool, concurrency=2)
     worker.start()
     short, long = (bench.app.send_task("late", (seconds,)).id for seconds in (1.5, 30))
     bench.ledger.wait_for(2)
     others = [bench.app.send_task("late", (30,)).id for _ in range(4)]
-    wait_until(lambda: bench.unacked == 6, "it has claimed them")
+    # The event loop of greenlets claims no more while a task waits for a greenlet.
+    wait_until(lambda: bench.unacked >= (6 if pool == "prefork" else 3), "it has claimed them")
     told = Stopwatch(worker.pid, bench.server.pid)
     worker.send_signal(signal.SIGQUIT)
     wait_until(lambda: bench.queued == others, "what was not begun is back")

@@ -8,10 +8,15 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from celery.concurrency.asynpool import AsynPool
+from celery.utils.log import get_logger
 from celery.worker.state import active_requests
+
+logger = get_logger(__name__)
 
 #: How long to wait for processes. Celery waits afterwards, but checks them only every half second.
 PATIENCE_SECONDS = 0.5
+#: How often a soft shutdown of greenlets looks whether their tasks have ended.
+SOFT_TURN_SECONDS = 0.05
 
 
 class CancelledProcesses:
@@ -82,6 +87,32 @@ class CancelledGreenlets:
             if not self._running:
                 ended, self._ended = self._ended, []
                 give_back(ended)
+
+
+def cancel_greenlets_later(consumer: Any) -> None:
+    """Let Celery cancel tasks in a greenlet of its own, after the time of a soft shutdown.
+
+    The handler of a signal may run in the hub of the greenlets, which must not wait.
+    """
+    name = "cancel_active_requests"
+    if not hasattr(consumer, name):
+        name = "cancel_all_unacked_requests"  # before Celery 5.6
+    patience_seconds = consumer.app.conf.worker_soft_shutdown_timeout
+
+    def cancel(seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while active_requests and time.monotonic() < end:
+            time.sleep(SOFT_TURN_SECONDS)
+        getattr(type(consumer), name)(consumer)
+
+    def cancel_later() -> None:
+        nonlocal patience_seconds
+        if patience_seconds > 0 and active_requests:
+            logger.warning("Initiating Soft Shutdown, terminating in %s seconds", patience_seconds)
+        consumer.pool.spawn_n(cancel, patience_seconds)
+        patience_seconds = 0.0  # another signal cancels them at once
+
+    vars(consumer)[name] = cancel_later
 
 
 def give_back(requests: Iterable[Any]) -> None:
