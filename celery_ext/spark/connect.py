@@ -136,7 +136,7 @@ def _answers(delayed: Delayed) -> bool:
 def _takes_writes(delayed: Delayed) -> bool:
     """Whether the server takes writes. Without enough replicas it answers a PING only."""
     key = shard_counts(delayed.store.keys("").prefix)
-    with suppress(ResponseError):  # the job's own commands tell
+    with suppress(ResponseError):  # the job's own commands raise it
         try:
             delayed.store.run("HDEL", key, "")  # no such field; a full server takes this, too
         except UNREACHABLE:
