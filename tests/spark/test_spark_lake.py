@@ -295,6 +295,9 @@ def test_columns_that_are_refused(spark: SparkSession, url: str, tmp_path: Path)
     variant = rows.select("*", F.expr("""parse_json('{"x": 1}') AS x"""))
     with pytest.raises(AnalysisException, match="column x is of type variant: convert variants"):
         schedule(variant, broker=url, extra_columns="kwargs")
+    months = rows.select("*", F.expr("INTERVAL '1' YEAR AS x"))
+    with pytest.raises(AnalysisException, match="column x is of type interval year: leave it out"):
+        schedule(months, broker=url)
     grouped = rows.withColumn("group", F.lit("staff"))
     with pytest.raises(AnalysisException, match="column 'group' would replace the header"):
         schedule(grouped, broker=url, extra_columns="headers")

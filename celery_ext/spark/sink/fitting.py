@@ -50,6 +50,9 @@ COLUMNS = {
 #: A column, or a part of one, of this type, but not a member with this name.
 _VARIANT = re.compile(r"(^|[:<,] ?)variant($|[>,])")
 
+#: The same for a type that Arrow cannot give to Python, even if the column is left out.
+_MONTHS = re.compile(r"(^|[:<,] ?)interval (year|month)( to month)?($|[>,])")
+
 #: Columns with times, and those with numbers that may be missing.
 TIMES, NUMBERS = ("eta", "expires"), ("countdown", "expires", "priority")
 
@@ -89,6 +92,11 @@ def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
     for name, type_ in types.items():
         if _VARIANT.search(type_):
             raise OptionError(f"column {name} is of type {type_}: convert variants with to_json")
+        if _MONTHS.search(type_):
+            raise OptionError(
+                f"column {name} is of type {type_}: leave it out, or convert it to a string or a "
+                "number of months"
+            )
     taken = CELERY_HEADERS.intersection(extra) if options.extra_columns == HEADERS else ()
     for name in sorted(taken):
         raise OptionError(
