@@ -62,4 +62,5 @@ __getattr__ = names_of(
         "worker.install": ["install"],
         "worker.tracing": ["tracing"],
     },
+    extra="tracing",
 )

@@ -21,4 +21,5 @@ __getattr__ = names_of(
         "callbacks.signature": ["SignatureError", "sign", "verify"],
         "options": ["HttpOptions"],
     },
+    extra="http",
 )

@@ -13,4 +13,6 @@ if TYPE_CHECKING:
 __all__ = ["MetricsOptions", "measure"]
 
 # Workers read the options, but need prometheus_client only if something is measured.
-__getattr__ = names_of(__name__, {"measuring": ["measure"], "options": ["MetricsOptions"]})
+__getattr__ = names_of(
+    __name__, {"measuring": ["measure"], "options": ["MetricsOptions"]}, extra="metrics"
+)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -33,6 +35,23 @@ def test_a_database_that_is_none(database: str, text: str, server: Server) -> No
     url = f"delayed+redis://127.0.0.1:{server.port}/{database}"
     with Connection(url) as connection, pytest.raises(UrlError, match=text):
         _ = connection.default_channel
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "package", "extra"),
+    [
+        ("celery_ext", "tracing", "opentelemetry", "tracing"),
+        ("celery_ext.metrics", "measure", "prometheus_client", "metrics"),
+        ("celery_ext.http", "Api", "starlette", "http"),
+    ],
+)
+def test_an_extra_is_not_installed(module: str, name: str, package: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from {module} import {name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: {module}.{name} needs {package}: "
+        f"pip install 'kombu-delayed[{extra}]'"
+    )
 
 
 @pytest.mark.parametrize("command", ["EVAL", "EVALSHA"])
