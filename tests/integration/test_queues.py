@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import redis
-from kombu import VERSION, Connection, Exchange, Queue
+from kombu import VERSION, Connection, Exchange, Producer, Queue
 from kombu.transport import redis as stock
+from kombu.transport.virtual.base import UndeliverableWarning
 
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.mail import publish
@@ -107,6 +109,22 @@ def test_fanout_stays_within_the_prefix(connect: Connect) -> None:
 
 
 # Size, purge, delete.
+
+
+@pytest.mark.parametrize("delay_ms", [None, LONG_MS])
+@pytest.mark.parametrize("exchange", ["bound", "mistyped"])
+def test_a_message_that_leads_to_no_queue_goes_to_the_one_for_such_messages(
+    connect: Connect, client: redis.Redis, exchange: str, delay_ms: int | None
+) -> None:
+    headers = {} if delay_ms is None else {"x-delay": delay_ms}
+    for options, kept in (({}, 0), ({"deadletter_queue": "lost"}, 1)):
+        channel = connect(**options).default_channel
+        Queue("a", Exchange("bound"), routing_key="a")(channel).declare()
+        warns = pytest.warns(UndeliverableWarning, match=exchange) if kept else nullcontext()
+        with warns:
+            Producer(channel).publish({}, exchange=exchange, routing_key="x", headers=headers)
+        assert client.exists("lost", "{lost}:messages") == kept
+        assert not client.exists("a", "{a}:messages", "x", "{x}:messages")
 
 
 def test_a_consumer_goes_on_after_a_purge(connection: Connection) -> None:
