@@ -296,9 +296,16 @@ def show_logs(form: str, *, requests: bool) -> None:
         root.handlers[:] = [handler]
         root.setLevel(min(root.level, logging.INFO) or logging.INFO)
         return
+    if root.handlers:
+        return
     for each in (audit, access):
-        if not each.handlers and not root.handlers:
+        if not each.handlers:
             handler = logging.StreamHandler()
             name = each.name.rpartition(".")[2]
             handler.setFormatter(logging.Formatter(f"%(asctime)s {name} %(message)s"))
             each.addHandler(handler)
+            each.propagate = False
+    # Python writes warnings of loggers without a handler, but those of Celery and Kombu have one
+    # that drops them.
+    if logging.lastResort is not None:
+        root.addHandler(logging.lastResort)
