@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -48,10 +51,11 @@ def running(directory: Path, *command: str, **environment: str) -> Iterator[http
 
 @contextmanager
 def started(
-    directory: Path, *command: str, **environment: str
+    directory: Path, *command: str, most_files: int | None = None, **environment: str
 ) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     """Start a server that answers; it does not outlive the block."""
     port, log = free_port(), directory / "server.log"
+    limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (most_files, most_files))
     with open(log, "wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command, "--port", str(port)],
@@ -60,6 +64,7 @@ def started(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            preexec_fn=limit if most_files else None,
         )
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=15) as client:
 
@@ -120,6 +125,58 @@ def test_behind_a_proxy(server: Server, tmp_path: Path) -> None:
     log = (tmp_path / "server.log").read_text()
     assert '"status": 401' in log
     assert "/openapi.json" not in log, "only with --access-log"
+
+
+def test_more_clients_than_it_may_open_files(server: Server, tmp_path: Path) -> None:
+    """Clients beyond the limit get a 503. The others, and Redis, can be reached."""
+    environment = Settings(f"delayed+{server.url}").environment()
+    log = tmp_path / "server.log"
+    with (
+        started(tmp_path, *SERVE, most_files=128, **environment) as (api, _),
+        ExitStack() as stack,
+    ):
+        address = api.base_url.host, api.base_url.port
+
+        def connect() -> socket.socket:
+            return stack.enter_context(socket.create_connection(address, 30))
+
+        clients = [connect() for _ in range(150)]
+        wait_until(lambda: "ulimit -n" in log.read_text(), "it says what is missing")
+        for client in clients:
+            client.close()
+
+        def listen() -> bytes:
+            client = connect()
+            client.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return client.recv(12)
+
+        answers = [listen() for _ in range(150)]
+        assert answers.index(b"HTTP/1.1 503") > 50
+        assert {*answers} == {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        stack.close()
+        wait_until(lambda: api.get("/v1/tasks").status_code == 200, "it is there for others")
+    assert "Traceback" not in log.read_text()
+
+
+def test_warnings_are_in_the_log_once(tmp_path: Path) -> None:
+    """Celery and Kombu drop those of a program that configures no logging."""
+    program = """if True:
+        from celery.utils import log as of_celery
+        from kombu import log as of_kombu
+        from celery_ext.http.middleware import audit, show_logs
+        show_logs("text", requests=False)
+        of_celery.get_logger("celery_ext.x").warning("the first")
+        of_kombu.get_logger("kombu_delayed.x").warning("the second")
+        audit.warning("the third")
+        """
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert [line.partition("the ")[2] for line in ended.stderr.splitlines()] == [
+        "first",
+        "second",
+        "third",
+    ]
 
 
 def test_without_a_project(tmp_path: Path) -> None:

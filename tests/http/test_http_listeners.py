@@ -12,7 +12,9 @@ import httpx
 import pytest
 
 from celery_ext import Delayed
+from celery_ext.http import Api, HttpOptions
 from celery_ext.http.service import feed
+from celery_ext.http.serving.server import OTHER_FILES, make_server
 from kombu_delayed.inspection import events as streams
 from tests.kit.http import Serve
 from tests.kit.wait import wait_until
@@ -64,6 +66,20 @@ def test_500_listeners(serve: Serve, many_files: None) -> None:
             assert read_until(client, b'"id": "t19"').count(b"event: scheduled") == 20
     service = api.api.service  # type: ignore[attr-defined]
     wait_until(lambda: service.feed._thread is None, "nobody is listened to any more")
+
+
+def test_a_server_may_open_as_many_files_as_its_options_need(delayed: Delayed) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 100 + 200 + 300 + OTHER_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    try:
+        options = HttpOptions(streams=100, polls=200, waiting=300)
+        api = Api(delayed.app, options, needs_token=False)
+        server = make_server(api, "127.0.0.1", 0)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == wanted
+        assert server.config.limit_concurrency == wanted - OTHER_FILES
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_burst_is_read_without_waiting(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import logging
 import socket
+import time
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ..app import Api
+from ..options import HttpOptions
+
+logger = logging.getLogger(__name__)
 
 #: The most bytes of a head. No client of this API sends more.
 HEAD_BYTES = 65_536
@@ -27,6 +34,12 @@ GRACE_SECONDS = 20
 
 #: How long they have to answer when they are broken off then.
 ANSWER_SECONDS = 3
+
+#: Open files that are no connections of clients: connections to Redis, logs, modules.
+OTHER_FILES = 64
+
+#: How long to be silent about a lack of open files once it is logged.
+LACK_SECONDS = 10
 
 
 class _HeaderTimeout(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -88,6 +101,19 @@ class Server(uvicorn.Server):
     def __init__(self, api: Api, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._api = api
+        self._lacked_at = -float(LACK_SECONDS)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(self._on_error)
+        await super().startup(sockets)
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Asyncio reports a lack of open files thousands of times a second."""
+        if getattr(context.get("exception"), "errno", None) not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._lacked_at >= LACK_SECONDS:
+            self._lacked_at = time.monotonic()
+            logger.warning("Too many open files: raise their limit (ulimit -n)")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the running requests, then stop."""
@@ -100,9 +126,31 @@ class Server(uvicorn.Server):
             request.cancel()
 
 
+def _most_connections(options: HttpOptions) -> int | None:
+    """Raise this process's limit of open files as far as needed. Returns what it has for clients.
+
+    Beyond that, Redis could not be reached any more, and all requests would fail.
+    """
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    wanted = options.streams + options.polls + options.waiting + OTHER_FILES
+    if soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return max(soft - OTHER_FILES, 1)
+
+
 def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
     """Create a server, without running it; `more` is for uvicorn."""
-    seconds = api.service.options.header_seconds
+    options = api.service.options
+    seconds = options.header_seconds
     config = uvicorn.Config(
         api,
         host=host,
@@ -113,6 +161,7 @@ def make_server(api: Api, host: str, port: int, **more: Any) -> Server:
         proxy_headers=False,
         server_header=False,
         access_log=False,
+        limit_concurrency=_most_connections(options),
         timeout_graceful_shutdown=GRACE_SECONDS + ANSWER_SECONDS,
         timeout_keep_alive=IDLE_SECONDS,
         **more,
