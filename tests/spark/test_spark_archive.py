@@ -204,6 +204,22 @@ def test_a_compact_copy(log: Log, tell: Any, tmp_path: Path, spark: SparkSession
     assert again.exceptAll(frame).count() == 0
 
 
+def test_a_copy_replaces_all_of_an_older_copy(
+    log: Log, tell: Any, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Also in a session that replaces only the partitions that it writes."""
+    tell(10)
+    log()
+    frame, copy = read_archive(spark, str(tmp_path / "archive")), str(tmp_path / "copy")
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        for events in (frame, frame.where("queue = 'q'")):
+            compact(events, copy)
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert {row.queue for row in read_archive(spark, copy).collect()} == {"q"}
+
+
 def test_a_copy_replaces_no_archive(
     log: Log, tell: Any, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -15,13 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from ..options import as_texts
 from .archive_files import (
     BATCH,
-    PARTITIONS,
     RANGES,
     ArchiveError,
     batches_of,
     by_day,
     events_in,
     exists,
+    replacing,
 )
 from .archive_lock import ArchiveLock
 from .batches import SCHEMA
@@ -98,7 +98,7 @@ def _writer(path: str) -> Callable[[DataFrame, int], None]:
         place = f"{path}/{BATCH.format(number)}"
         if exists(events.sparkSession, f"{place}/_SUCCESS"):
             return  # the job died after this batch; some of its events may be trimmed by now
-        by_day(events).write.mode("overwrite").partitionBy(*PARTITIONS).parquet(place)
+        replacing(by_day(events)).parquet(place)
 
     return write
 

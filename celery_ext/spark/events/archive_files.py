@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.errors import AnalysisException, PySparkAttributeError
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
@@ -89,6 +89,12 @@ def _counts(ranges: list[str]) -> Column:
 
 def by_day(events: DataFrame) -> DataFrame:
     return events.withColumn("date", F.to_date("at"))
+
+
+def replacing(days: DataFrame) -> DataFrameWriter:
+    """A writer that replaces all files of a directory, in any mode of the session."""
+    writer = days.write.mode("overwrite").option("partitionOverwriteMode", "static")
+    return writer.partitionBy(*PARTITIONS)
 
 
 class Files:

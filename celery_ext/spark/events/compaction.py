@@ -16,7 +16,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kombu_delayed.errors import OptionError
 
-from .archive_files import BATCH, PARTITIONS, RANGES, ArchiveError, Files, by_day, merged, spelled
+from .archive_files import (
+    BATCH,
+    PARTITIONS,
+    RANGES,
+    ArchiveError,
+    Files,
+    by_day,
+    merged,
+    replacing,
+    spelled,
+)
 from .archive_lock import CompactionLock
 from .batches import SCHEMA
 
@@ -59,7 +69,7 @@ def compact(events: DataFrame, path: str) -> None:
 
 def _write(events: DataFrame, path: str) -> None:
     files = by_day(events).repartition(*PARTITIONS).sortWithinPartitions(*PARTITIONS, "at")
-    files.write.mode("overwrite").partitionBy(*PARTITIONS).parquet(path)
+    replacing(files).parquet(path)
 
 
 def compact_archive(
