@@ -185,6 +185,30 @@ def test_what_is_changed_meanwhile_stays_as_it_was_changed(
 
 
 @pytest.mark.parametrize("state", ["delayed", "ready"])
+def test_what_is_changed_while_others_move(
+    filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the task whose turn it is is held: a cancelled one does not come back."""
+    put, moved = Channel._put, []
+
+    def change_others(self: Any, queue: str, payload: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        moved.append(payload["headers"]["id"])
+        first, second = (f"{state[0]}{n}" for n in range(3) if f"{state[0]}{n}" not in moved)
+        assert filled.cancel(first)
+        assert filled.reschedule(second, countdown=5000)
+        put(self, queue, payload, **options)
+
+    monkeypatch.setattr(Channel, "_put", change_others)
+    found = filled.redirect_many(Query(queue="celery", state=state), "other")
+    assert (found.matched, found.changed) == (3, 1)
+    assert where(filled)["other"] == sorted([*moved, "there"])
+    (stays,) = (info for info in filled.find(queue="celery") if info.id.startswith(state[0]))
+    assert stays.remaining is not None
+    assert 4900 < stays.remaining.total_seconds() <= 5000
+
+
+@pytest.mark.parametrize("state", ["delayed", "ready"])
 def test_the_clock_of_this_machine_does_not_matter(
     filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,26 +369,21 @@ def _die(delayed: Delayed, state: str, moment: str) -> None:
 
 
 def test_a_slow_broker(filled: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tasks are kept from workers until they are moved, however long that takes."""
-    held: list[list[int | None]] = []
-    put, hold, now = Channel._put, Redirect._hold_longer, [monotonic()]
+    """Each task is kept from workers for a minute from when it is its turn."""
+    held: list[int] = []
+    put, now = Channel._put, [monotonic()]
 
     def slow(self: Any, *args: Any, **options: Any) -> None:
+        (one,) = (info for info in filled.find(queue="celery") if info.id.startswith("r"))
+        held.append((one.due_ms or 0) - began_ms)
         now[0] += module.HOLD_MS * 0.6 / 1000
         put(self, *args, **options)
 
-    def hold_longer(self: Redirect, shard: str, kept: list[Any]) -> None:
-        filled.reschedule_many(Query(queue="celery", task="rec*"), by=-50)
-        hold(self, shard, kept)
-        held.append([info.due_ms for info in filled.find(queue="celery", task="rec*")])
-
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     monkeypatch.setattr(Channel, "_put", slow)
-    monkeypatch.setattr(Redirect, "_hold_longer", hold_longer)
     began_ms = int(time() * 1000)
     filled.redirect_many(Query(queue="celery", state="ready"), "other")
-    assert [len(each) for each in held] == [5, 4]
-    assert all(due_ms and due_ms >= began_ms + module.HOLD_MS for each in held for due_ms in each)
+    assert [int(each / module.HOLD_MS / 0.6) for each in held] == [1, 2, 3]
     monkeypatch.undo()
     assert where(filled)["celery"] == ["d0", "d1", "d2"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import replace
@@ -29,8 +29,8 @@ from ...tasks.task_info import TaskInfo
 from .ready import ReadyTask, amend, ready_tasks
 from .unbroken import unbroken
 
-#: How long tasks that are being moved are held back from workers, and how many at a time.
-HOLD_MS, HELD = 60_000, 50
+#: How long a task that is being moved is held back from workers, and how many are read at a time.
+HOLD_MS, READ = 60_000, 50
 
 #: How long sending and dropping a task are retried while the broker cannot be reached.
 TRY_SECONDS = 20
@@ -44,10 +44,10 @@ class Redirect:
     """Sends tasks to another queue of the broker, and drops each from its old queue.
 
     No worker gets a task meanwhile, because it is held as delayed in its old queue. If the process
-    is killed, held tasks stay there, at most a minute late; one task may be in both queues and run
-    twice. A first Ctrl-C waits until the held tasks are moved. A task keeps its due time and its
-    priority, and retries stay in the new queue. A task that others change meanwhile stays where it
-    is. Raises QueryError for an unknown queue.
+    is killed, one task stays held there, at most a minute late, or is in both queues and runs
+    twice. A first Ctrl-C waits until the tasks that were read are moved. A task keeps its due time
+    and its priority, and retries stay in the new queue. A task that others change before it is held
+    stays where it is. Raises QueryError for an unknown queue.
     """
 
     def __init__(self, queues: Queues, to_queue: str) -> None:
@@ -68,31 +68,22 @@ class Redirect:
         """Move delayed tasks of one shard; returns how many were moved."""
         if queue_of(shard) == self._to:
             return 0
-        return sum(self._move(shard, part) for part in chunks(infos, HELD))
+        return sum(self._move(shard, part) for part in chunks(infos, READ))
 
     @unbroken()
     def _move(self, shard: str, infos: Sequence[TaskInfo]) -> int:
-        return self._send(shard, [(each, each) for each in self._hold(shard, infos)])
+        return sum(self._send(shard, each, each) for each in self._hold(shard, infos))
 
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
         """Move ready tasks of one page, in the order in which they run; returns how many."""
         if not tasks or queue_of(tasks[0].shard) == self._to:
             return 0
         # From the end of the page, because a task that leaves lets those behind it move up.
-        return sum(map(self._move_ready, chunks(tasks[::-1], HELD)))
+        return sum(map(self._move_ready, chunks(tasks[::-1], READ)))
 
     @unbroken()
     def _move_ready(self, tasks: Sequence[ReadyTask]) -> int:
-        held, shard = [], tasks[0].shard
-        hold_ms = self._hold_ms(shard)
-        for task in tasks:
-            if not amend(task, lambda payload: None, due_ms=hold_ms):
-                continue
-            found = self._backlog(shard).get(task.info.id)
-            member = next((each.member for each in found if each.kept.due_ms == hold_ms), None)
-            if member is not None:
-                held.append((task.info, replace(task.info, member=member, due_ms=0)))
-        return self._send(shard, held)
+        return sum(self._send(tasks[0].shard, *each) for each in self._hold_ready(tasks))
 
     def by_id(self, id: str, queue: str | None) -> bool:
         """Move the delayed or ready tasks with an id. True if they are now in the other queue."""
@@ -126,52 +117,51 @@ class Redirect:
     def _backlog(self, shard: str) -> Backlog:
         return Backlog(self._quiet, shard)
 
-    def _hold_ms(self, shard: str) -> int:
-        """The time until which tasks are held from now on, by the clock of their server."""
-        self._held_until_ms = server_ms(self._queues.store, shard) + HOLD_MS
-        return self._held_until_ms
+    def _clock(self, shard: str) -> Callable[[], int]:
+        """The time until which a task is held from now on, by the clock of its server."""
+        ahead_ms = server_ms(self._queues.store, shard) + HOLD_MS - int(monotonic() * 1000)
 
-    def _hold(self, shard: str, infos: Sequence[TaskInfo]) -> list[TaskInfo]:
-        """Hold delayed tasks back from workers; returns those that have not changed since read."""
-        store, backlog, until_ms = self._queues.store, self._backlog(shard), self._hold_ms(shard)
-        held: list[TaskInfo] = []
+        def until_ms() -> int:
+            self._held_until_ms = int(monotonic() * 1000) + ahead_ms
+            return self._held_until_ms
+
+        return until_ms
+
+    # Each task is held just before it is sent: if others change it then, that is lost.
+
+    def _hold(self, shard: str, infos: Sequence[TaskInfo]) -> Iterator[TaskInfo]:
+        """Hold delayed tasks back from workers; yields those that have not changed since read."""
+        store, backlog, until_ms = self._queues.store, self._backlog(shard), self._clock(shard)
         records = store.records(shard, [_name(each) for each in infos])
+        for info, record in zip(infos, records, strict=True):
+            waiting = None if record is None else waiting_of(store, shard, info.member, record)
+            if waiting is not None and _is_same(info, kept := waiting.kept):
+                hold_ms = max(kept.due_ms, until_ms())
+                if backlog.revise(waiting, kept.step, kept.message, hold_ms):
+                    yield info
+
+    def _hold_ready(self, tasks: Sequence[ReadyTask]) -> Iterator[tuple[TaskInfo, TaskInfo]]:
+        """Hold ready tasks back from workers; yields each as it was, and as it is held."""
+        backlog, until_ms = self._backlog(tasks[0].shard), self._clock(tasks[0].shard)
+        for task in tasks:
+            hold_ms = until_ms()
+            if not amend(task, lambda payload: None, due_ms=hold_ms):
+                continue
+            found = backlog.get(task.info.id)
+            member = next((each.member for each in found if each.kept.due_ms == hold_ms), None)
+            if member is not None:
+                yield task.info, replace(task.info, member=member, due_ms=0)
+
+    def _send(self, shard: str, info: TaskInfo, held: TaskInfo) -> bool:
+        """Send a task and drop the held one; if it could not be sent, it is let go again."""
         try:
-            for info, record in zip(infos, records, strict=True):
-                waiting = None if record is None else waiting_of(store, shard, info.member, record)
-                if waiting is not None and _is_same(info, kept := waiting.kept):
-                    hold_ms = max(kept.due_ms, until_ms)
-                    if backlog.revise(waiting, kept.step, kept.message, hold_ms):
-                        held.append(info)
+            is_sent = self._put(info)
         except BaseException:
             with suppress(*BROKER_FAILS):  # the first error says more
                 self._let_go(shard, held)
             raise
-        return held
-
-    def _hold_longer(self, shard: str, held: Iterable[TaskInfo]) -> None:
-        until_ms = self._hold_ms(shard)
-        moves = [Move(each.member, str(max(each.due_ms or 0, until_ms))) for each in held]
-        self._backlog(shard).reschedule(moves, members=True)
-
-    def _send(self, shard: str, held: Sequence[tuple[TaskInfo, TaskInfo]]) -> int:
-        """Send each task and drop the held one; those that could not be sent are let go again."""
-        began, count, kept = monotonic(), 0, [there for _, there in held]
-        try:
-            for info, there in held:
-                if monotonic() - began > HOLD_MS / 2000:  # the broker is slow
-                    began = monotonic()
-                    self._hold_longer(shard, kept)
-                if self._put(info):
-                    kept.remove(there)
-                    count += 1
-                    self._drop(shard, there)
-        except BaseException:
-            with suppress(*BROKER_FAILS):  # the first error says more
-                self._let_go(shard, kept)
-            raise
-        self._let_go(shard, kept)
-        return count
+        (self._drop if is_sent else self._let_go)(shard, held)
+        return is_sent
 
     def _drop(self, shard: str, held: TaskInfo) -> None:
         """Drop a held task that is already in the other queue, or it would run twice."""
@@ -185,10 +175,9 @@ class Redirect:
                 f"unless you cancel it in that queue: {error}"
             ) from error
 
-    def _let_go(self, shard: str, kept: Iterable[TaskInfo]) -> None:
-        moves = [Move(each.member, str(each.due_ms or 0)) for each in kept]
-        if moves:
-            self._backlog(shard).reschedule(moves, members=True)
+    def _let_go(self, shard: str, held: TaskInfo) -> None:
+        move = Move(held.member, str(held.due_ms or 0))
+        self._backlog(shard).reschedule([move], members=True)
 
     def _put(self, info: TaskInfo) -> bool:
         """Send a task. False if the other queue already has a unique task like this one."""
