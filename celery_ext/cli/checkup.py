@@ -69,7 +69,7 @@ def check_up(delayed: Delayed, queue: str | None, findings: list[Finding]) -> It
     """Check everything but the messages; `findings` are the problems that were found before."""
     yield _versions()
     servers = [Redis(connection_pool=each.pool) for each in delayed.store.run.everywhere()]
-    yield _server(servers, delayed.app.connection_for_read().as_uri())
+    yield _server(servers, delayed.connection.as_uri())
     wrong = {each.kind: each for each in findings}
     yield _settings(servers, wrong.get("server"))
     if (format := delayed.store.format) is not None and format.major:

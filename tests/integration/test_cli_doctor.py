@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import closing
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.cli import checkup
 from kombu_delayed.inspection.doctor import examine_queue
 from kombu_delayed.store.store import Entry
-from tests.kit.cli import HOUR, Cli
+from tests.kit.cli import HOUR, Cli, run
+from tests.kit.servers import Server, free_port
 from tests.kit.state import entry
 
 
@@ -53,6 +56,17 @@ def test_doctor_names_what_another_program_has_overwritten(cli: Cli) -> None:
     assert "{mail}:dead is a string, not a zset" in examples
     assert found["checks"] == []
     assert "overwritten" in cli.text("doctor", "--fix", code=1)
+
+
+def test_doctor_names_the_server_that_it_looks_at(empty: Cli, server: Server) -> None:
+    with Celery("shop", set_as_current=False) as app:
+        app.conf.broker_url = [
+            f"delayed+redis://127.0.0.1:{free_port()}/0",
+            f"delayed+{server.url}",
+        ]
+        result = run(app, "doctor", "--json")
+    (found,) = [each for each in json.loads(result.stdout)["checks"] if each["name"] == "server"]
+    assert f" at delayed+{server.url}, " in found["text"]
 
 
 def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
