@@ -693,6 +693,21 @@ def test_a_connection_that_is_lost_when_shards_are_looked_for(
         assert delayed.get("a")
 
 
+def test_a_lost_connection_with_another_url(
+    server: Server, make: Callable[..., Celery], app: Celery
+) -> None:
+    send(app, "a")
+    with Proxy(server.port or 0) as first:
+        urls = f"delayed+redis://127.0.0.1:{first.port}/0;delayed+{server.url}"
+        delayed: Delayed = make(urls).delayed
+        assert delayed.get("a")
+        first.cut()
+        delayed.store.shards.look_again()  # as some seconds later
+        with pytest.raises(OperationalError):
+            delayed.get("a")
+        assert delayed.get("a")
+
+
 def test_close(app: Celery, delayed: Delayed) -> None:
     send(app, "a")
     dead = delayed.dead
