@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_ext.control.policies import pauses
 from celery_ext.errors import QueryError
 from celery_ext.policies import Fair, Limit
 from kombu_delayed.message import clock
@@ -70,6 +71,24 @@ def test_a_task_by_its_name_until_a_time(
     monkeypatch.setattr(clock, "ahead_ms", 7_300_000)
     let_time_pass(app)
     assert {take(app).headers["id"] for _ in range(2)} == {"mail.send", "mail.read"}
+
+
+@pytest.mark.parametrize("before", [None, "2h"])
+def test_a_pause_that_is_shortened(
+    before: str | None, open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks that the longer pause has put back run at the end of the shorter one."""
+    monkeypatch.setattr(pauses, "LATE_SECONDS", 0)
+    app = open_app(Limit(concurrency=1))
+    app.send_task("mail.send", task_id="one", headers={"tenant": "ann"})
+    app.delayed.pause("celery", tenant="ann", for_=before)
+    assert take(app) is None
+    app.delayed.pause("celery", tenant="ann", for_="1m")
+    assert take(app) is None
+    waits = app.delayed.get("one")
+    assert waits is not None
+    assert waits.remaining is not None
+    assert 0 < waits.remaining.total_seconds() <= 60
 
 
 def test_it_takes_nothing_of_the_rate_of_others(open_app: OpenApp) -> None:

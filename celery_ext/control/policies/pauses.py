@@ -74,6 +74,7 @@ def pause(
     is_all = part.is_all
     queues.check_queue(queue)
     signed = by_and_why(by, why)
+    longer = False
     if is_all:
         for shard in _shards_of(queues, queue):
             queues.store.pauses.pause(shard, *signed, span_ms)
@@ -81,9 +82,12 @@ def pause(
     else:
         from_ms = server_ms(queues.store, queue)
         paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *signed)
+        longer = _has_longer(queues, queue, part, paused.until_ms)
         _change(queues, queue, part, [{**part._asdict(), **paused._asdict()}])
         found = _shown(queue, paused, *part)
     give_back_unbegun(queues, queue)
+    if longer:  # its messages wait for the end of that pause
+        _let_all_go(queues, queue, part)
     if found is None:
         raise QueryError(f"queue {queue!r} is not paused: it was resumed in the meantime")
     return found
@@ -99,10 +103,7 @@ def resume(queues: Queues, queue: str, part: Part) -> bool:
     (found,) = declared_of(queues, [queue])
     was_paused = any(_is_of(each, part) for each in found.get("paused", ()))
     _change(queues, queue, part, [])
-    query = Query(queue=queue, **part._asdict())
-    if _let_go(queues, query) or was_paused:
-        time.sleep(LATE_SECONDS)
-        _let_go(queues, query)
+    _let_all_go(queues, queue, part, was_paused)
     return was_paused
 
 
@@ -151,6 +152,21 @@ def _lasting(queues: Queues, queue: str, parts: list[dict[str, Any]]) -> list[di
         return parts
     now_ms = server_ms(queues.store, queue)
     return [each for each in parts if not 0 < each["until_ms"] <= now_ms]
+
+
+def _has_longer(queues: Queues, queue: str, part: Part, until_ms: int) -> bool:
+    """Whether the part has a pause that ends later than this; 0: never."""
+    (found,) = declared_of(queues, [queue])
+    ends = [each["until_ms"] for each in found.get("paused", ()) if _is_of(each, part)]
+    return until_ms > 0 and any(not 0 < each <= until_ms for each in ends)
+
+
+def _let_all_go(queues: Queues, queue: str, part: Part, was_paused: bool = True) -> None:
+    """Let workers look again at the messages of a part that they have put back."""
+    query = Query(queue=queue, **part._asdict())
+    if _let_go(queues, query) or was_paused:
+        time.sleep(LATE_SECONDS)
+        _let_go(queues, query)
 
 
 def _let_go(queues: Queues, query: Query) -> int:
