@@ -74,7 +74,7 @@ def pause(
     is_all = part.is_all
     queues.check_queue(queue)
     signed = by_and_why(by, why)
-    longer = False
+    shortens = False
     if is_all:
         for shard in _shards_of(queues, queue):
             queues.store.pauses.pause(shard, *signed, span_ms)
@@ -82,11 +82,11 @@ def pause(
     else:
         from_ms = server_ms(queues.store, queue)
         paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *signed)
-        longer = _has_longer(queues, queue, part, paused.until_ms)
+        shortens = _has_longer(queues, queue, part, paused.until_ms)
         _change(queues, queue, part, [{**part._asdict(), **paused._asdict()}])
         found = _shown(queue, paused, *part)
     give_back_unbegun(queues, queue)
-    if longer:  # its messages wait for the end of that pause
+    if shortens:  # its messages wait for the end of the longer pause
         _let_all_go(queues, queue, part)
     if found is None:
         raise QueryError(f"queue {queue!r} is not paused: it was resumed in the meantime")
