@@ -677,22 +677,6 @@ def test_a_lost_connection(server: Server, make: Callable[..., Celery], app: Cel
         assert ids(delayed.find()) == ["a"]
 
 
-def test_a_connection_that_is_lost_when_shards_are_looked_for(
-    server: Server, make: Callable[..., Celery], app: Celery
-) -> None:
-    """One call fails, as its own connection is asked: the next one connects again."""
-    send(app, "a")
-    with Proxy(server.port or 0) as proxy:
-        delayed: Delayed = make(f"delayed+redis://127.0.0.1:{proxy.port}/0", QUICK).delayed
-        assert delayed.get("a")
-        delayed.store.shards.look_again()
-        proxy.cut()
-        with pytest.raises(OperationalError):
-            delayed.get("a")
-        proxy.heal()
-        assert delayed.get("a")
-
-
 def test_a_lost_connection_with_another_url(
     server: Server, make: Callable[..., Celery], app: Celery
 ) -> None:
