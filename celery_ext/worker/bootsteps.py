@@ -14,6 +14,7 @@ from celery.signals import task_received, worker_shutting_down
 from celery.utils.log import get_logger
 
 from kombu_delayed.message.envelope import eta_to_ms
+from kombu_delayed.transport.channel.channel import Channel
 from kombu_delayed.transport.transport import Transport
 
 from ..app import recorder
@@ -175,6 +176,26 @@ def _send_once(dispatcher: Any, *given: Any, **fields: Any) -> Any:
     while len(unsent) > known:  # an old heartbeat is useless
         unsent.pop()
     return found
+
+
+class DeadReasons(bootsteps.Step):
+    """Gives the dead letters of messages that Celery rejects before they are tasks a reason."""
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        for name, reason in (
+            ("on_unknown_message", "Celery knows no task in this message"),
+            ("on_unknown_task", "the worker has no task {}: did its app import the module?"),
+            ("on_invalid_task", "Celery refuses the message: {}"),
+        ):
+            reject = partial(getattr(type(parent), name), parent)
+            vars(parent)[name] = partial(_reject, reject, reason)
+
+
+def _reject(reject: Any, reason: str, body: Any, message: Any, *error: Exception) -> None:
+    if isinstance(message.channel, Channel):
+        message.channel.qos.because(message.delivery_tag, reason.format(*error))
+    reject(body, message, *error)
 
 
 class RemoteControlLoop(bootsteps.Step):

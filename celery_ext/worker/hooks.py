@@ -26,10 +26,18 @@ def extend_workers(app: Celery) -> None:
 
     Safe to call twice.
     """
-    from .bootsteps import Events, GiveBack, OwnRequests, RemoteControlLoop, Replacing
+    from .bootsteps import (
+        DeadReasons,
+        Events,
+        GiveBack,
+        OwnRequests,
+        RemoteControlLoop,
+        Replacing,
+    )
     from .own_tasks import OwnTasks
 
-    app.steps["consumer"] |= {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
+    app.steps["consumer"] |= {DeadReasons, Events, GiveBack, OwnRequests, OwnTasks}
+    app.steps["consumer"] |= {RemoteControlLoop, Replacing}
     app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may carry some
 
 

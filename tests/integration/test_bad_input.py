@@ -345,6 +345,7 @@ def test_worker_survives(settings: Settings, client: redis.Redis, tmp_path: Path
         client.lpush("celery", *bad)
         for headers in BAD_HEADERS:
             app.send_task("record", headers=headers)
+        app.send_task("nowhere")
         app.send_task("record", task_id="good")
         app.send_task("record", task_id="later", countdown=0.5)
         ledger.wait_for_all(["good", "later"])
@@ -353,7 +354,7 @@ def test_worker_survives(settings: Settings, client: redis.Redis, tmp_path: Path
         assert worker.log.count(" ready.") == 1
         assert "Frequent restarts" not in worker.log
     assert set(ledger.runs().values()) == {1}
-    sent = len(bad) + len(BAD_HEADERS) + 2
+    sent = len(bad) + len(BAD_HEADERS) + 3
     assert left(client, "celery")["dead"] + len(ledger.entries()) == sent
     reasons = {json.loads(each)["reason"] for each in client.hvals("{celery}:dead-reasons")}
     assert reasons > {
@@ -361,4 +362,6 @@ def test_worker_survives(settings: Settings, client: redis.Redis, tmp_path: Path
         "the task 'record' has no header id",
         "the task 'record' has the header id ['x']",
         "the header task is not a name but ['record']",
+        "the worker has no task 'nowhere': did its app import the module?",
     }
+    assert "rejected" not in reasons
