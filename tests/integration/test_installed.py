@@ -25,7 +25,10 @@ from tests.kit.workers import ROOT, Worker
 pytestmark = pytest.mark.thorough
 
 #: The parts that only workers on our broker have.
-WATCHED = "['Events', 'GiveBack', 'OwnRequests', 'OwnTasks', 'RemoteControlLoop', 'Replacing']\n"
+WATCHED = (
+    "['DeadReasons', 'Events', 'GiveBack', 'OwnRequests', 'OwnTasks', 'RemoteControlLoop', "
+    "'Replacing']\n"
+)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from celery_ext.worker.bootsteps import (
     POOLED_REQUEST,
     REQUEST,
     STOCK_REQUEST,
+    DeadReasons,
     Events,
     GiveBack,
     OwnRequests,
@@ -31,7 +32,7 @@ from celery_ext.worker.bootsteps import (
 from celery_ext.worker.own_tasks import OwnTasks
 from celery_ext.worker.shutdown.draining import Draining
 
-OURS = {Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
+OURS = {DeadReasons, Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
 
 
 @dataclass(eq=False)
