@@ -36,8 +36,8 @@ def extend_workers(app: Celery) -> None:
     )
     from .own_tasks import OwnTasks
 
-    app.steps["consumer"] |= {DeadReasons, Events, GiveBack, OwnRequests, OwnTasks}
-    app.steps["consumer"] |= {RemoteControlLoop, Replacing}
+    steps = {DeadReasons, Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
+    app.steps["consumer"] |= steps
     app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may carry some
 
 

@@ -100,8 +100,7 @@ def resume(queues: Queues, queue: str, part: Part) -> bool:
     """
     if part.is_all:
         return sum(map(queues.store.pauses.resume, _shards_of(queues, queue))) > 0
-    (found,) = declared_of(queues, [queue])
-    was_paused = any(_is_of(each, part) for each in found.get("paused", ()))
+    was_paused = bool(_of_part(queues, queue, part))
     _change(queues, queue, part, [])
     _let_all_go(queues, queue, part, was_paused)
     return was_paused
@@ -154,10 +153,15 @@ def _lasting(queues: Queues, queue: str, parts: list[dict[str, Any]]) -> list[di
     return [each for each in parts if not 0 < each["until_ms"] <= now_ms]
 
 
+def _of_part(queues: Queues, queue: str, part: Part) -> list[dict[str, Any]]:
+    """The pauses of this part of a queue, with those that have ended."""
+    (found,) = declared_of(queues, [queue])
+    return [each for each in found.get("paused", ()) if _is_of(each, part)]
+
+
 def _has_longer(queues: Queues, queue: str, part: Part, until_ms: int) -> bool:
     """Whether the part has a pause that ends later than this; 0: never."""
-    (found,) = declared_of(queues, [queue])
-    ends = [each["until_ms"] for each in found.get("paused", ()) if _is_of(each, part)]
+    ends = [each["until_ms"] for each in _of_part(queues, queue, part)]
     return until_ms > 0 and any(not 0 < each <= until_ms for each in ends)
 
 

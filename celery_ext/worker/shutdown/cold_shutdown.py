@@ -89,14 +89,18 @@ class CancelledGreenlets:
                 give_back(ended)
 
 
+def cancel_method(consumer: Any) -> str:
+    """The name of Celery's method that cancels the running tasks of a worker."""
+    name = "cancel_active_requests"
+    return name if hasattr(consumer, name) else "cancel_all_unacked_requests"  # before Celery 5.6
+
+
 def cancel_greenlets_later(consumer: Any) -> None:
     """Let Celery cancel tasks in a greenlet of its own, after the time of a soft shutdown.
 
     The handler of a signal may run in the hub of the greenlets, which must not wait.
     """
-    name = "cancel_active_requests"
-    if not hasattr(consumer, name):
-        name = "cancel_all_unacked_requests"  # before Celery 5.6
+    name = cancel_method(consumer)
     patience_seconds = consumer.app.conf.worker_soft_shutdown_timeout
 
     def cancel(seconds: float) -> None:

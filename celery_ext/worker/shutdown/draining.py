@@ -21,7 +21,7 @@ from celery.concurrency.asynpool import AsynPool
 from celery.worker import state
 from kombu.message import Message
 
-from .cold_shutdown import give_back, hear
+from .cold_shutdown import cancel_method, give_back, hear
 
 #: How long timers, time limits and acks that failed wait at most.
 TURN_SECONDS = 0.1
@@ -73,13 +73,8 @@ class Draining:
 
     def _cancel_if_cold(self) -> None:
         """Cancel tasks that the worker did not know to run when Celery cancelled the others."""
-        consumer = self._consumer
-        if not _is_cold():
-            return
-        if hasattr(consumer, "cancel_active_requests"):
-            consumer.cancel_active_requests()
-        else:  # before Celery 5.6
-            consumer.cancel_all_unacked_requests()
+        if _is_cold():
+            getattr(self._consumer, cancel_method(self._consumer))()
 
     def _turn(self) -> None:
         # The sentinel of an ended process may be closed, and another file may have its number.
