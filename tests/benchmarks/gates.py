@@ -159,9 +159,9 @@ def _throughput(name: str, what: str, least: float) -> Line:
         "fair",
         f"tasks through one worker, with turns between {TENANTS:,} tenants, on a Redis with "
         "jemalloc",
-        0.85,
+        0.9,
     ),
-    _throughput("keys", f"the same with a limit for each of {KEYS:,} keys", 0.8),
+    _throughput("keys", f"the same with a limit for each of {KEYS:,} keys", 0.85),
     server="redis",
 )
 def gate_throughput(rig: Rig) -> Figures:
