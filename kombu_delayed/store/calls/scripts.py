@@ -19,10 +19,12 @@ _SIGNATURE = re.compile(r"^-- (keys|arguments): (.*)$")
 _PARAMETER = re.compile(r"([a-z]\w*)(\.\.\.|:number)?")
 _INCLUDE = re.compile(r"^( *)-- include: (.*)$")
 _NEEDS = re.compile(r"^-- needs: (?!nothing$)(.*)$", re.MULTILINE)
-_FUNCTION = re.compile(r"^local function (\w+)\([^\n]*\)\n.*?^end\n", re.MULTILINE | re.DOTALL)
+_FUNCTION = re.compile(
+    r"^(?=(( *)local function (\w+)\([^\n]*\)\n.*?^\2end\n))", re.MULTILINE | re.DOTALL
+)
 _STRING = r"'(?:\\.|[^'\\\n])*'"
 _CONSTANT = re.compile(
-    rf"^local (\w+) = ({_STRING}|\d+|(?:KEYS|ARGV)\[\d+\])(?: *--.*)?\n", re.MULTILINE
+    rf"^ *local (\w+) = ({_STRING}|\d+|(?:KEYS|ARGV)\[\d+\])(?: *--.*)?\n", re.MULTILINE
 )
 _NAMES = r"(\w+(?:, \w+)*)"
 _BOUND = re.compile(
@@ -158,8 +160,10 @@ def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call])
 def _without_unused(source: str) -> str:
     """Remove functions that nothing calls, because a server creates each of them in every call."""
     names = Counter(re.findall(r"\w+", re.sub(r"--.*", "", source)))
-    left = _FUNCTION.sub(lambda each: "" if names[each[1]] == 1 else each[0], source)
-    return source if left == source else _without_unused(left)
+    unused = {each[1] for each in _FUNCTION.finditer(source) if names[each[3]] == 1}
+    for function in unused:
+        source = source.replace(function, "")
+    return _without_unused(source) if unused else source
 
 
 def _with_values(source: str) -> str:

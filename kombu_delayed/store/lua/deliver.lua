@@ -12,7 +12,7 @@
 --   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
 --   expires_ms: of the queue; 0: never; -1: never, and the queue deletes itself
 --   declared: the version of the caller's policies; empty: it has none
--- include: clock waiting ready check_lists buckets backlog events promise expiry auto_delete
+-- include: clock waiting ready earliest events promise expiry
 -- returns {now_ms, next due_ms if the caller must claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 if
 --   the declared policies are not the caller's, consumers, step + message, …}, or {0} if the lease was lost. If the queue is
 --   or recently was paused, the third has 8 added, and the fifth is the time when the pause ended, or 0
@@ -21,39 +21,6 @@ local lease_end_ms = redis.call('ZSCORE', consumers, consumer)
 if lease_end_ms == '0' or (leased == '1' and not lease_end_ms) then return {0} end
 local lasts_long = tonumber(lease_end_ms or 0) > now_ms + lease_ms  -- because it held nothing: see renew
 if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
-
-local batches = {}  -- list -> messages promoted to it
-
-local is_checked = false
-
-local function promote(members)
-  if not is_checked then check_lists() end
-  is_checked = true
-  local records, read = bucket_take_all(messages, members), 0
-  for i, kept in ipairs(records) do
-    if kept then
-      read = read + #kept
-      local list = list_for(kept ~= '' and kept:sub(1, 1) or steps:sub(1, 1))
-      local batch = batches[list] or {}
-      batches[list] = batch
-      local front, forms, from = parts_of_packed(kept)
-      if front then
-        batch[#batch + 1] = unpacked_behind('{"due_ms":' .. front:sub(2) .. ',', members[i], kept, forms, from)
-      else
-        local due_ms, behind = kept:match('^.(%d+){()')
-        -- A damaged message goes to a consumer, which buries it, and does not stop other messages.
-        batch[#batch + 1] = due_ms and '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind) or (kept:gsub('^.?%d*', ''))
-      end
-    end
-  end
-  for _, member in ipairs(members) do
-    if member:find('\31', 1, true) then
-      -- include: forget_duplicate
-      forget_duplicate(member)
-    end
-  end
-  return read
-end
 
 local found = redis.call('EXISTS', delayed .. 'waiting', partitions .. ':urgent', of_queue('policies'), of_queue('paused'))
 local pause = found > 0 and redis.call('GET', of_queue('paused'))
@@ -71,10 +38,46 @@ if declared ~= '' or found > math.min(urgent, 1) then
   if has_others() then return refused() end
   some_wait = redis.call('EXISTS', delayed .. 'waiting') == 1
 end
-local members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions, promote)
-if urgent > 0 and ((urgent > 1 and #members > 0) or redis.call('EXISTS', partitions) == 0) then
-  -- include: pop_urgent
-  more = pop_urgent(members, now_ms, promotions, promote)
+local next_ms = earliest()
+local batches, more = {}, next_ms ~= nil and next_ms <= now_ms  -- list -> messages promoted to it
+if promotions > 0 and (more or (urgent > 0 and not next_ms)) then
+  -- include: check_lists buckets backlog
+  check_lists()
+
+  local function promote(members)
+    local records, read = bucket_take_all(messages, members), 0
+    for i, kept in ipairs(records) do
+      if kept then
+        read = read + #kept
+        local list = list_for(kept ~= '' and kept:sub(1, 1) or steps:sub(1, 1))
+        local batch = batches[list] or {}
+        batches[list] = batch
+        local front, forms, from = parts_of_packed(kept)
+        if front then
+          batch[#batch + 1] = unpacked_behind('{"due_ms":' .. front:sub(2) .. ',', members[i], kept, forms, from)
+        else
+          local due_ms, behind = kept:match('^.(%d+){()')
+          -- A damaged message goes to a consumer, which buries it, and does not stop other messages.
+          batch[#batch + 1] = due_ms and '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind) or (kept:gsub('^.?%d*', ''))
+        end
+      end
+    end
+    for _, member in ipairs(members) do
+      if member:find('\31', 1, true) then
+        -- include: forget_duplicate
+        forget_duplicate(member)
+      end
+    end
+    return read
+  end
+
+  local members
+  members, more = pop_due(now_ms, urgent > 1 and math.ceil(promotions / 2) or promotions, promote)
+  if urgent > 0 and ((urgent > 1 and #members > 0) or redis.call('EXISTS', partitions) == 0) then
+    -- include: pop_urgent
+    more = pop_urgent(members, now_ms, promotions, promote)
+  end
+  next_ms = earliest()
 end
 
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
@@ -103,9 +106,8 @@ if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
   for i = 1, #taken, 2000 do redis.call('HSET', unacked, unpack(taken, i, math.min(i + 1999, #taken))) end
 end
-local next_ms = waits ~= '0' and earliest() or nil
 if is_paused then more, next_ms = false, until_ms > 0 and until_ms or nil end
-pass_on(answer, more, #taken > 0, next_ms)
+pass_on(answer, more, #taken > 0, waits ~= '0' and next_ms or nil)
 if expires_ms > 0 then
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
@@ -113,6 +115,7 @@ if expires_ms > 0 then
     last_for(unacked, kept_ms)
   end
 elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 and redis.call('EXISTS', of_queue('expires')) == 0) then
+  -- include: auto_delete
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked) > 0, lease_ms)
 end
 if some_wait then answer[3] = answer[3] + 2 end

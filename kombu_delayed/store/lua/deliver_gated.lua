@@ -17,7 +17,7 @@
 --     token is needed; … and a last word if the limit is global
 --   taken: the slots of global limits that the caller has for the messages it gets: limit:key slots; …
 --   expires_ms: of the queue; 0: never; -1: never, and the queue deletes itself
--- include: clock waiting ready check_lists buckets bucket_add backlog forget_duplicate events promise gate override limits waits expiry auto_delete
+-- include: clock waiting ready check_lists buckets bucket_add earliest backlog forget_duplicate events promise gate override limits waits expiry auto_delete
 -- returns as deliver; if flag 16 is set, also the messages that wait for global limits: limit:key, slots of one message,
 --   minimum number of messages; …; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory

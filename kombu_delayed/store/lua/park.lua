@@ -6,7 +6,7 @@
 --   wait: the member of the message that records the wait (or empty)
 --   reason: of a policy (or empty)
 --   entries: tag, id, due_ms; …
--- include: waiting buckets bucket_add backlog events moved
+-- include: waiting buckets bucket_add earliest backlog events moved
 -- returns how many; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local before = earliest()

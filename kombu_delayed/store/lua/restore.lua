@@ -9,7 +9,7 @@
 --   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   ledger_seconds: 0: no ledger
 --   entries: member, priority step + due_ms + message, without due_ms (or empty) for one that is elsewhere in the queue; …
--- include: clock waiting buckets bucket_add backlog gather events unique past_ledgers ledger
+-- include: clock waiting buckets bucket_add earliest backlog gather events unique past_ledgers ledger
 -- returns as text: restored, already done before; O(log n) a message
 local before = earliest()
 local first

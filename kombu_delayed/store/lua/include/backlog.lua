@@ -1,10 +1,5 @@
--- backlog: the two-level tree of due times, with the delayed messages.
+-- backlog: the two-level tree of due times, with the delayed messages. After earliest.
 -- needs: partitions delayed messages duplicates
-local function earliest()
-  local first = redis.call('ZRANGE', partitions, 0, 0)[1]
-  return first and tonumber(redis.call('ZRANGE', delayed .. first, 0, 0, 'WITHSCORES')[2])
-end
-
 local function new_partition(bound)
   local name = string.format('%.0f', bound)
   while redis.call('EXISTS', delayed .. name) == 1 do name = name .. "'" end
@@ -219,15 +214,6 @@ local function pop_due_last(now_ms, limit, take)
   if #members > 0 then redis.call('ZREM', key, unpack(members)) end
   if redis.call('EXISTS', key) == 0 then redis.call('ZREM', partitions, name) end
   return members
-end
-
--- For scripts with the key `wake`.
-local function announce_due(due_ms, earliest_before)
-  if not earliest_before or due_ms < earliest_before then
-    if redis.call('ZADD', wake, 'LT', due_ms, 'due') == 1 then
-      tell_waiting('due', string.format('%.0f', due_ms))
-    end
-  end
 end
 
 -- The wait of a message is at the front of its JSON, and has no brace inside.

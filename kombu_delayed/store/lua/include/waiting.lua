@@ -14,3 +14,11 @@ local function tell_waiting(token, at_ms)
     waiting = redis.call('ZRANGEBYSCORE', wake, 1e16, '+inf', 'LIMIT', 0, 1)[1]
   end
 end
+
+local function announce_due(due_ms, earliest_before)
+  if not earliest_before or due_ms < earliest_before then
+    if redis.call('ZADD', wake, 'LT', due_ms, 'due') == 1 then
+      tell_waiting('due', string.format('%.0f', due_ms))
+    end
+  end
+end
