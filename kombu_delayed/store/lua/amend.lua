@@ -8,7 +8,7 @@
 --   due: ms since the epoch; empty: it stays ready
 --   record: the new priority step + message
 --   how: stay: in its place; behind: behind the other messages; first: before all others
--- include: clock waiting ready buckets bucket_add earliest backlog events ready_place moved expiry
+-- include: clock waiting ready buckets bucket_add earliest backlog events ready_place moved of_queue expiry
 -- returns 1, or 0 if it is no longer there; O(limit + window), one comparison for each message between it and the nearer
 --   end of the list, and O(log n)
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory

@@ -3,7 +3,7 @@
 -- Idempotent.
 -- keys: partitions delayed messages duplicates wake armed gate ready...
 -- arguments: steps
--- include: waiting ready earliest backlog announce expiry
+-- include: waiting ready earliest backlog announce of_queue expiry
 -- returns 1
 redis.call('DEL', armed)  -- also lets a full server accept the rest
 announce_all()

@@ -12,7 +12,7 @@
 --   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
 --   expires_ms: of the queue; 0: never; -1: never, and the queue deletes itself
 --   declared: the version of the caller's policies; empty: it has none
--- include: clock waiting ready earliest events promise expiry
+-- include: clock waiting ready of_queue earliest events promise
 -- returns {now_ms, next due_ms if the caller must claim then or 0, 1 if more is ready + 2 if messages wait at a gate, or 4 if
 --   the declared policies are not the caller's, consumers, step + message, …}, or {0} if the lease was lost. If the queue is
 --   or recently was paused, the third has 8 added, and the fifth is the time when the pause ended, or 0
@@ -109,6 +109,7 @@ end
 if is_paused then more, next_ms = false, until_ms > 0 and until_ms or nil end
 pass_on(answer, more, #taken > 0, waits ~= '0' and next_ms or nil)
 if expires_ms > 0 then
+  -- include: expiry
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
     leases_last_for(consumers, kept_ms)

@@ -17,7 +17,7 @@
 --     token is needed; … and a last word if the limit is global
 --   taken: the slots of global limits that the caller has for the messages it gets: limit:key slots; …
 --   expires_ms: of the queue; 0: never; -1: never, and the queue deletes itself
--- include: clock waiting ready check_lists buckets bucket_add earliest backlog forget_duplicate events promise gate override limits waits expiry auto_delete
+-- include: clock waiting ready of_queue earliest buckets events promise gate override limits waits
 -- returns as deliver; if flag 16 is set, also the messages that wait for global limits: limit:key, slots of one message,
 --   minimum number of messages; …; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
@@ -28,7 +28,6 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 -- include: policies
 if has_others() then return refused() end
 
-check_lists()
 for limit, count in taken:gmatch('([^ ;]+) (%d+);') do allowed[limit] = tonumber(count) end
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone = {}, {}, {}
@@ -50,69 +49,12 @@ end
 -- A call that has handed out from the gate brings no more messages there, so all records are dropped at its end.
 local function forget_record(member)
   if member:find('\31', 1, true) then
+    -- include: forget_duplicate
     bucket_drop(messages, member)
     forget_duplicate(member)
   else
     gone[#gone + 1] = member
   end
-end
-
--- Moves messages from the backlog to the gate. Messages without a ticket go to ready, until a consumer can take them.
-local function bring_due()
-  local function bring(some)
-    local read = 0
-    for i, kept in ipairs(bucket_get_all(messages, some)) do
-      local its_version, _, place, lane = ticket_in(kept or '')
-      local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+)')
-      if due_ms then
-        admit(some[i], lane, tonumber(due_ms), place)
-        note_arrival(some[i], kept, lane)
-      elseif kept then
-        local record = promoted(kept)
-        redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
-        bucket_drop(messages, some[i])
-        if some[i]:find('\31', 1, true) then forget_duplicate(some[i]) end
-      end
-      read = read + #(kept or '')
-    end
-    return read
-  end
-
-  local members, more = pop_due(now_ms, math.ceil(promotions / 2), bring)
-  if more then  -- messages that have just become due need not wait until all earlier ones are at the gate
-    for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2), bring)) do members[#members + 1] = member end
-  end
-  if redis.call('EXISTS', partitions .. ':urgent') == 1 then
-    -- include: pop_urgent
-    more = pop_urgent(members, now_ms, promotions, bring)
-  end
-  if #members > 0 then let_arrive_in_time() end
-  return more
-end
-
--- Moves messages from ready to the gate, or to the consumer for a ticket, at most `most`; returns whether more are left.
-local function bring_ready(most)
-  local room = promotions
-  for i, list in ipairs(ready) do
-    local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
-    local left = #found
-    while left > 0 do
-      local its_version, id, place, lane = ticket_in(found[left])
-      if its_version == version and parts_of_lane(lane) then
-        local member, kept = admit_new(steps:sub(i, i), found[left], id, lane, place)
-        note_arrival(member, kept, lane)
-      elseif #taken / 2 < most then
-        hand_out(steps:sub(i, i) .. found[left], '')
-      else
-        break
-      end
-      left = left - 1
-    end
-    if left < #found then redis.call('RPOP', list, #found - left) end
-    room = room - (#found - left)
-    if left > 0 or (room == 0 and redis.call('EXISTS', list) == 1) then return true end
-  end
-  return false
 end
 
 -- Takes the first message out of a lane or, with `from_ms`, the first one due from then on. Returns its member, and the
@@ -230,26 +172,6 @@ end
 -- The only lane with turns, if its first message lacks slots of a global limit.
 local lacks_slots
 
--- Whether some lane could continue without more slots of global limits. A lane that could not waits from now on. The only
--- lane with turns does not: moving it back and forth would cost more than everything else.
-local function some_can_go_on(tries)
-  while tries > 0 do
-    local lane, had, order, is_only = first_lane()
-    if not lane then return false end
-    local parts = parts_of_lane(lane)
-    local full, look_ms, is_left = full_limit(lane, parts, had, order)
-    if not full then return true end
-    if is_only and limit_of[full.name].is_shared and redis.call('ZCARD', gate .. 'turns') == 1 then
-      lacks_slots, some_wait = lane, true
-      redis.call('ZADD', gate .. 'looks', 'LT', look_ms, full.limit)
-      return false
-    end
-    block(lane, parts, full.limit, look_ms, had, order, is_only, is_left)
-    tries = tries - 1
-  end
-  return redis.call('EXISTS', gate .. 'turns') == 1
-end
-
 -- Hands out in turn; returns whether it has stopped while some lane could continue.
 local function serve_all()
   local tries = want + 200  -- lanes found without capacity wait for it from then on
@@ -265,51 +187,29 @@ local function serve_all()
       serve(lane, parts, had, is_only, from_ms)
     end
   end
-  if has_shared then return some_can_go_on(tries) end
-  return redis.call('EXISTS', gate .. 'turns') == 1
-end
+  if not has_shared then return redis.call('EXISTS', gate .. 'turns') == 1 end
 
--- The messages that wait for global limits, beginning with the limits not reported for the longest time. Reports the
--- first lane of each limit.
-local function lacking()
-  local lacks, place = {}, {}
-  local function tell_of(lane, others)
-    local count = others + redis.call('ZCARD', gate .. 'lane:' .. lane)
-    for _, use in ipairs(parts_of_lane(lane).uses) do
-      local limit = limit_of[use.name]
-      if limit and limit.is_shared and not use.passes and count > 0 then
-        local at = place[use.limit]
-        if at then
-          lacks[at] = lacks[at] + count
-        else
-          lacks[#lacks + 1], lacks[#lacks + 2], lacks[#lacks + 3] = use.limit, use.cost, count
-          place[use.limit] = #lacks
-        end
+  -- Whether some lane could continue without more slots of global limits. A lane that could not waits from now on. The only
+  -- lane with turns does not: moving it back and forth would cost more than everything else.
+  local function some_can_go_on(tries)
+    while tries > 0 do
+      local lane, had, order, is_only = first_lane()
+      if not lane then return false end
+      local parts = parts_of_lane(lane)
+      local full, look_ms, is_left = full_limit(lane, parts, had, order)
+      if not full then return true end
+      if is_only and limit_of[full.name].is_shared and redis.call('ZCARD', gate .. 'turns') == 1 then
+        lacks_slots, some_wait = lane, true
+        redis.call('ZADD', gate .. 'looks', 'LT', look_ms, full.limit)
+        return false
       end
+      block(lane, parts, full.limit, look_ms, had, order, is_only, is_left)
+      tries = tries - 1
     end
+    return redis.call('EXISTS', gate .. 'turns') == 1
   end
-  if lacks_slots then tell_of(lacks_slots, 0) end
-  for _, limit in ipairs(redis.call('ZRANGE', gate .. 'looks', 0, 199)) do
-    local numbers = limit_of[limit:match('^[^:]*')]
-    local key = numbers and numbers.is_shared and redis.call('ZRANGE', gate .. 'blocked:' .. limit, 0, 0)[1]
-    local lane = key and redis.call('ZRANGE', blocked_line(limit, key), 0, 0)[1]
-    if lane and parts_of_lane(lane) then tell_of(lane, redis.call('ZCARD', gate .. 'blocked:' .. limit) - 1) end
-    if key then redis.call('ZADD', gate .. 'looks', now_ms + SHARED_LOOK_MS, limit) end
-    if #lacks >= 3 * math.max(want, 10) then break end
-  end
-  return lacks
-end
 
--- Without policies: hands out in the order of due times, regardless of lanes. The caller clears the lanes and comes again.
-local function let_out()
-  local members = want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}
-  for _, member in ipairs(members) do
-    local kept = bucket_get(messages, member)
-    redis.call('ZREM', waiting, member)
-    forget_record(member)
-    if kept then hand_out(promoted(kept), '') end
-  end
-  return true
+  return some_can_go_on(tries)
 end
 
 local next_ms = earliest()
@@ -322,16 +222,85 @@ if pause then
 end
 
 local function step()
-  local more_due, more_ready = false, false
-  if next_ms and next_ms <= now_ms then
-    more_due = bring_due()
-    next_ms = earliest()
-  end
-  if redis.call('EXISTS', unpack(ready)) > 0 then
-    local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
-    -- Many messages without a ticket, as after a change of policies, must not delay those that have turns.
-    more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
-    let_arrive_in_time()
+  local more_due, more_ready, bring = false, false, nil
+  local is_due = next_ms and next_ms <= now_ms
+  if is_due or redis.call('EXISTS', unpack(ready)) > 0 then
+    -- include: check_lists bucket_add backlog forget_duplicate arrive
+    -- Moves messages from the backlog to the gate. Messages without a ticket go to ready, until a consumer can take them.
+    local function bring_due()
+      local function bring(some)
+        local read = 0
+        for i, kept in ipairs(bucket_get_all(messages, some)) do
+          local its_version, _, place, lane = ticket_in(kept or '')
+          local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+)')
+          if due_ms then
+            admit(some[i], lane, tonumber(due_ms), place)
+            note_arrival(some[i], kept, lane)
+          elseif kept then
+            local record = promoted(kept)
+            redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
+            bucket_drop(messages, some[i])
+            if some[i]:find('\31', 1, true) then forget_duplicate(some[i]) end
+          end
+          read = read + #(kept or '')
+        end
+        return read
+      end
+
+      local members, more = pop_due(now_ms, math.ceil(promotions / 2), bring)
+      if more then  -- messages that have just become due need not wait until all earlier ones are at the gate
+        for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2), bring)) do members[#members + 1] = member end
+      end
+      if redis.call('EXISTS', partitions .. ':urgent') == 1 then
+        -- include: pop_urgent
+        more = pop_urgent(members, now_ms, promotions, bring)
+      end
+      if #members > 0 then let_arrive_in_time() end
+      return more
+    end
+
+    -- Moves messages from ready to the gate, or to the consumer for a ticket, at most `most`; returns whether more are left.
+    local function move_ready(most)
+      local room = promotions
+      for i, list in ipairs(ready) do
+        local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
+        local left = #found
+        while left > 0 do
+          local its_version, id, place, lane = ticket_in(found[left])
+          if its_version == version and parts_of_lane(lane) then
+            local member, kept = admit_new(steps:sub(i, i), found[left], id, lane, place)
+            note_arrival(member, kept, lane)
+          elseif #taken / 2 < most then
+            hand_out(steps:sub(i, i) .. found[left], '')
+          else
+            break
+          end
+          left = left - 1
+        end
+        if left < #found then redis.call('RPOP', list, #found - left) end
+        room = room - (#found - left)
+        if left > 0 or (room == 0 and redis.call('EXISTS', list) == 1) then return true end
+      end
+      return false
+    end
+
+    local function bring_ready(most)
+      local more = move_ready(most)
+      let_arrive_in_time()
+      return more
+    end
+
+    check_lists()
+    if is_due then
+      more_due = bring_due()
+      next_ms = earliest()
+    end
+    if redis.call('EXISTS', unpack(ready)) > 0 then
+      local has_turns = redis.call('EXISTS', gate .. 'turns') == 1
+      -- Many messages without a ticket, as after a change of policies, must not delay those that have turns.
+      more_ready = bring_ready(has_turns and math.floor((want + tag % 2) / 2) or want)
+      bring = bring_ready
+    end
   end
   look(lease_ms > 0 and not lease_end_ms)  -- a new consumer may have other limits
   for limit, count in pairs(allowed) do
@@ -339,8 +308,7 @@ local function step()
   end
   local more = serve_all()
   if more_ready and #taken == 0 and want > 0 then
-    more_ready = bring_ready(want)
-    let_arrive_in_time()
+    more_ready = bring(want)
     more = serve_all()
   end
   return more or more_ready or more_due
@@ -350,6 +318,18 @@ local more = false
 if is_paused then
   next_ms, some_wait = until_ms > 0 and until_ms or nil, false
 elseif version == '' then
+  -- Without policies: hands out in the order of due times, regardless of lanes. The caller clears the lanes and comes again.
+  local function let_out()
+    local members = want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}
+    for _, member in ipairs(members) do
+      local kept = bucket_get(messages, member)
+      redis.call('ZREM', waiting, member)
+      forget_record(member)
+      if kept then hand_out(promoted(kept), '') end
+    end
+    return true
+  end
+
   more = let_out()
 else
   more = step()
@@ -367,7 +347,41 @@ if lease_ms > 0 then
   in_parts('HSET', gate .. 'slots:' .. consumer, held)
 end
 tell_of_arrivals()
-local lacks = some_wait and has_shared and lacking() or {}
+local lacks = {}
+if some_wait and has_shared then
+  -- The messages that wait for global limits, beginning with the limits not reported for the longest time. Reports the
+  -- first lane of each limit.
+  local function lacking()
+    local lacks, place = {}, {}
+    local function tell_of(lane, others)
+      local count = others + redis.call('ZCARD', gate .. 'lane:' .. lane)
+      for _, use in ipairs(parts_of_lane(lane).uses) do
+        local limit = limit_of[use.name]
+        if limit and limit.is_shared and not use.passes and count > 0 then
+          local at = place[use.limit]
+          if at then
+            lacks[at] = lacks[at] + count
+          else
+            lacks[#lacks + 1], lacks[#lacks + 2], lacks[#lacks + 3] = use.limit, use.cost, count
+            place[use.limit] = #lacks
+          end
+        end
+      end
+    end
+    if lacks_slots then tell_of(lacks_slots, 0) end
+    for _, limit in ipairs(redis.call('ZRANGE', gate .. 'looks', 0, 199)) do
+      local numbers = limit_of[limit:match('^[^:]*')]
+      local key = numbers and numbers.is_shared and redis.call('ZRANGE', gate .. 'blocked:' .. limit, 0, 0)[1]
+      local lane = key and redis.call('ZRANGE', blocked_line(limit, key), 0, 0)[1]
+      if lane and parts_of_lane(lane) then tell_of(lane, redis.call('ZCARD', gate .. 'blocked:' .. limit) - 1) end
+      if key then redis.call('ZADD', gate .. 'looks', now_ms + SHARED_LOOK_MS, limit) end
+      if #lacks >= 3 * math.max(want, 10) then break end
+    end
+    return lacks
+  end
+
+  lacks = lacking()
+end
 local look_ms = some_wait ~= false and next_look()
 if look_ms and waits == '0' and redis.call('EXISTS', armed) == 0 then announce_due(look_ms) end
 if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
@@ -375,6 +389,7 @@ if look_ms and (not next_ms or look_ms < next_ms) then next_ms = look_ms end
 pass_on(answer, more or (#lacks > 0 and #taken > 0 and #taken / 2 == want), #taken > 0, next_ms)
 if not more then answer[3] = 0 end
 if expires_ms > 0 then
+  -- include: expiry
   local kept_ms = expire_as_declared(expires_ms, lease_ms)
   if lease_ms > 0 then
     leases_last_for(consumers, kept_ms)
@@ -383,6 +398,7 @@ if expires_ms > 0 then
     last_for(gate .. 'slots:' .. consumer, kept_ms)
   end
 elseif lease_ms > 0 and (expires_ms < 0 or redis.call('PTTL', consumers) >= 0 and redis.call('EXISTS', of_queue('expires')) == 0) then
+  -- include: auto_delete
   last_while_used(consumers, expires_ms == 0 or redis.call('EXISTS', unacked, gate .. 'slots:' .. consumer) > 0, lease_ms)
 end
 if version == '' and redis.call('EXISTS', waiting) == 1 then answer[3] = answer[3] + 2 end

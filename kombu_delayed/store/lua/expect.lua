@@ -5,7 +5,7 @@
 -- arguments: now partition_size:number bucket_bytes:number steps event_limit:number name id record timeout_ms:number kept_ms:number
 --   record: priority step + message, with the header delayed_answer null
 --   kept_ms: how long its end stays recorded
--- include: clock waiting ready buckets bucket_add earliest backlog events unique notes awaited expiry
+-- include: clock waiting ready buckets bucket_add earliest backlog events unique notes awaited of_queue expiry
 -- returns {'open', 'answered', 'failed', 'timed_out' or 'cancelled', or 'refused' because another one is open; the id
 --   of the one that counts}; O(log n)
 clear_past(expectations, expectations_until)

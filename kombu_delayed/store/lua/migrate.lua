@@ -10,7 +10,7 @@
 --   start: for ready: the part of the list to search, from its left end
 --   entries: tag (or member of the backlog), id, due_ms, step + message (of the backlog: step + due time + original text, if
 --     it is compressed); …
--- include: clock waiting ready buckets bucket_add earliest backlog expiry
+-- include: clock waiting ready buckets bucket_add earliest backlog of_queue expiry
 -- returns {messages that are delayed now, messages that are ready now}
 local PLACEHOLDER = '\0moved'
 local before = earliest()

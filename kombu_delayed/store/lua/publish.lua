@@ -4,7 +4,7 @@
 -- arguments: expires_ms:number steps records...
 --   expires_ms: of the queue; 0: not known; negative: used if the queue has no other expiry
 --   records: priority step + message; …
--- include: waiting ready expiry
+-- include: waiting ready of_queue expiry
 -- returns how many; O(1) a message
 local is_new = false
 for i = 1, #records do

@@ -7,7 +7,7 @@
 --   consumer: the dead consumer
 --   max_deliveries: 0: any number
 --   ended_ms: the end of the lease that the caller found expired; empty: any time in the past
--- include: clock waiting ready buckets bucket_add events unacked earliest backlog announce dead unique_end poison gate slots expiry
+-- include: clock waiting ready buckets bucket_add events unacked earliest backlog announce dead unique_end poison gate slots of_queue expiry
 -- returns {messages put back or buried, messages it still holds, ids of the buried ones …};
 --   {0, 0} if the lease has not expired, or was renewed since
 local lease_end_ms = tonumber(redis.call('ZSCORE', consumers, consumer) or 0)

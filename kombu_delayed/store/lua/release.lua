@@ -7,7 +7,7 @@
 --   counted: 1: this was an attempt, 0: it never started
 --   behind: 1: to the tails, 0: to the heads
 --   max_deliveries: 0: any number
--- include: clock waiting ready buckets bucket_add events unacked dead unique_end poison expiry
+-- include: clock waiting ready buckets bucket_add events unacked dead unique_end poison of_queue expiry
 -- returns {how many, ids of the buried ones …}; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local buries = counted > 0 and is_poison

@@ -4,7 +4,7 @@
 -- arguments: due_ms:number partition_size:number bucket_bytes:number steps event_limit:number wait ids...
 --   due_ms: 0: now
 --   wait: the new wait of a message that had one
--- include: waiting ready buckets bucket_add earliest backlog events moved expiry
+-- include: waiting ready buckets bucket_add earliest backlog events moved of_queue expiry
 -- returns how many; O(log n) a message
 local before = earliest()
 local count = 0

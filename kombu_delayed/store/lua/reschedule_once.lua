@@ -7,7 +7,7 @@
 --   run: field of the ledger that counts what this run has moved
 --   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   entries: id, due_ms (or +delay_ms), eta in ISO 8601 (or empty); …
--- include: clock waiting ready buckets earliest backlog events moved expiry unique_gone reschedule past_ledgers ledger
+-- include: clock waiting ready buckets earliest backlog events moved of_queue expiry unique_gone reschedule past_ledgers ledger
 -- returns as text how many were moved, for each id; O(log n) a message
 local counts, total = {}, 0
 together = {}

@@ -4,7 +4,7 @@
 -- arguments: now partition_size:number steps event_limit:number member expected due_ms:number record
 --   expected: priority step + due_ms + message, as it was read
 --   record: the new priority step + message
--- include: clock waiting ready buckets earliest backlog events moved expiry
+-- include: clock waiting ready buckets earliest backlog events moved of_queue expiry
 -- returns 1, or 0 if it is no longer delayed or differs from `expected`; O(log n)
 if bucket_get(messages, member) ~= expected then return 0 end
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory

@@ -8,7 +8,7 @@
 --   attempt: field that counts the entries of this attempt, done before or not; empty: they are not counted
 --   entries: id, due_ms, priority step + due_ms + message (or +delay_ms, priority step + message); …  A record may be packed.
 --   dictionary: the version of the dictionary that compresses some records; empty: none is compressed
--- include: clock waiting ready check_lists buckets bucket_add earliest backlog gather events moved expiry schedule past_ledgers ledger
+-- include: clock waiting ready check_lists buckets bucket_add earliest backlog gather events moved of_queue expiry schedule past_ledgers ledger
 -- returns as text: delayed, ready, already done before, and 1 if records should be packed from now on; or the text plain if
 --   nothing was done, because the queue does not have that dictionary or is not large: send the messages uncompressed;
 --   O(log n) a message

@@ -7,7 +7,7 @@
 --   due: ms since the epoch, or + and ms from now
 --   record: priority step + message
 --   until_end: 1: it holds its key until its task has ended, and others are refused even if it is no longer delayed
--- include: clock waiting ready buckets bucket_add earliest backlog events moved unique expiry
+-- include: clock waiting ready buckets bucket_add earliest backlog events moved unique of_queue expiry
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not stored, or
 --   there before) 'already', due time of the sent message, step + due_ms + message of the replaced one or ''}; O(log n)
 local HELD_MS = 30 * 86400000  -- how long after its due time a task holds its key at most

@@ -1,10 +1,6 @@
 -- expiry: a queue with an expiry leaves nothing behind: its other keys expire with its ready lists. Messages that are
--- not yet due do not expire, and the leases of consumers with its messages last longer. After ready.
+-- not yet due do not expire, and the leases of consumers with its messages last longer. After ready and of_queue.
 -- needs: ready wake
-local function of_queue(name)
-  return wake:sub(1, -5) .. name
-end
-
 local function last_for(key, ms)
   if redis.call('PTTL', key) < ms then redis.call('PEXPIRE', key, ms) end
 end

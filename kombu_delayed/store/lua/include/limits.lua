@@ -142,18 +142,6 @@ local function block(lane, parts, limit, look_ms, had, order, is_only, is_left)
   let_next(parts.uses, limit)
 end
 
--- As `let_arrive`, but while late messages wait for a token, a message that is not late may continue.
-local function let_arrive_in_time()
-  for lane, limit in pairs(let_arrive()) do
-    local numbers = limit_of[limit:match('^[^:]*')]
-    if numbers and numbers.after_ms > 0 then
-      local key = parts_of_lane(lane).key
-      leave_line(limit, key, lane, redis.call('ZCARD', gate .. 'blocked:' .. limit) > 1)
-      open(lane)
-    end
-  end
-end
-
 local function next_look()
   return tonumber(redis.call('ZRANGE', gate .. 'looks', 0, 0, 'WITHSCORES')[2])
 end

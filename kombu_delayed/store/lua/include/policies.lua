@@ -1,4 +1,4 @@
--- policies: whether the caller applies the policies that are declared for the queue. After expiry.
+-- policies: whether the caller applies the policies that are declared for the queue. After of_queue.
 -- needs: wake consumer consumers declared
 local function has_others()
   return (redis.call('HGET', of_queue('policies'), 'version') or '') ~= declared

@@ -15,37 +15,39 @@ local function forget_arrival(member)
   if place then arrived[place] = false end
 end
 
-local function readable(text)
-  return (text:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end))
-end
-
--- How much of a limit is free for a message with this due time.
-local function free_of(use, due_ms)
-  local limit, free = limit_of[use.name], math.huge
-  if limit and limit.is_shared then return allowed[use.limit] or free end
-  if limit and limit.most > 0 then free = limit.most - in_use(use) end
-  if limit and needs_token(limit, due_ms) then
-    free = math.min(free, limit.burst - (spent_until(use) - now_ms) / limit.every_ms + 1e-6)
-  end
-  return free
-end
-
-local function cost_of(use)
-  local limit = limit_of[use.name]
-  if not limit or use.passes then return 0 end
-  local cost = limit.most > 0 and math.min(use.cost, limit.most) or use.cost
-  return limit.every_ms > 0 and math.min(cost, limit.burst) or cost
-end
-
--- As `reason_of` in ticket.py.
-local function reason_for(limit)
-  local name, key = limit:match('^([^:]*):?(.*)$')
-  return 'waits for the limit ' .. readable(name) .. (key ~= '' and ' of ' .. readable(key) or '')
-end
-
 -- Each message counts behind the messages of its lane and those that arrived with it. The reason is a limit without
 -- capacity for one more message, or else one without capacity for all of them.
 local function tell_of_arrivals()
+  if #arrived == 0 then return end
+
+  local function readable(text)
+    return (text:gsub('%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end))
+  end
+
+  -- How much of a limit is free for a message with this due time.
+  local function free_of(use, due_ms)
+    local limit, free = limit_of[use.name], math.huge
+    if limit and limit.is_shared then return allowed[use.limit] or free end
+    if limit and limit.most > 0 then free = limit.most - in_use(use) end
+    if limit and needs_token(limit, due_ms) then
+      free = math.min(free, limit.burst - (spent_until(use) - now_ms) / limit.every_ms + 1e-6)
+    end
+    return free
+  end
+
+  local function cost_of(use)
+    local limit = limit_of[use.name]
+    if not limit or use.passes then return 0 end
+    local cost = limit.most > 0 and math.min(use.cost, limit.most) or use.cost
+    return limit.every_ms > 0 and math.min(cost, limit.burst) or cost
+  end
+
+  -- As `reason_of` in ticket.py.
+  local function reason_for(limit)
+    local name, key = limit:match('^([^:]*):?(.*)$')
+    return 'waits for the limit ' .. readable(name) .. (key ~= '' and ' of ' .. readable(key) or '')
+  end
+
   local left, came, free, asked = {}, {}, {}, {}
   for _, each in ipairs(arrived) do
     if each then
