@@ -221,75 +221,23 @@ if pause then
   if not is_paused then forget_in_a_day(of_queue('paused')) end
 end
 
-local function step()
+local more = false
+if is_paused then
+  next_ms, some_wait = until_ms > 0 and until_ms or nil, false
+elseif version == '' then
+  -- Without policies: hands out in the order of due times, regardless of lanes. The caller clears the lanes and comes again.
+  for _, member in ipairs(want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}) do
+    local kept = bucket_get(messages, member)
+    redis.call('ZREM', waiting, member)
+    forget_record(member)
+    if kept then hand_out(promoted(kept), '') end
+  end
+  more = true
+else
   local more_due, more_ready, bring = false, false, nil
   local is_due = next_ms and next_ms <= now_ms
   if is_due or redis.call('EXISTS', unpack(ready)) > 0 then
-    -- include: check_lists bucket_add backlog forget_duplicate arrive
-    -- Moves messages from the backlog to the gate. Messages without a ticket go to ready, until a consumer can take them.
-    local function bring_due()
-      local function bring(some)
-        local read = 0
-        for i, kept in ipairs(bucket_get_all(messages, some)) do
-          local its_version, _, place, lane = ticket_in(kept or '')
-          local due_ms = its_version == version and parts_of_lane(lane) and kept:match('^.(%d+)')
-          if due_ms then
-            admit(some[i], lane, tonumber(due_ms), place)
-            note_arrival(some[i], kept, lane)
-          elseif kept then
-            local record = promoted(kept)
-            redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
-            bucket_drop(messages, some[i])
-            if some[i]:find('\31', 1, true) then forget_duplicate(some[i]) end
-          end
-          read = read + #(kept or '')
-        end
-        return read
-      end
-
-      local members, more = pop_due(now_ms, math.ceil(promotions / 2), bring)
-      if more then  -- messages that have just become due need not wait until all earlier ones are at the gate
-        for _, member in ipairs(pop_due_last(now_ms, math.floor(promotions / 2), bring)) do members[#members + 1] = member end
-      end
-      if redis.call('EXISTS', partitions .. ':urgent') == 1 then
-        -- include: pop_urgent
-        more = pop_urgent(members, now_ms, promotions, bring)
-      end
-      if #members > 0 then let_arrive_in_time() end
-      return more
-    end
-
-    -- Moves messages from ready to the gate, or to the consumer for a ticket, at most `most`; returns whether more are left.
-    local function move_ready(most)
-      local room = promotions
-      for i, list in ipairs(ready) do
-        local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
-        local left = #found
-        while left > 0 do
-          local its_version, id, place, lane = ticket_in(found[left])
-          if its_version == version and parts_of_lane(lane) then
-            local member, kept = admit_new(steps:sub(i, i), found[left], id, lane, place)
-            note_arrival(member, kept, lane)
-          elseif #taken / 2 < most then
-            hand_out(steps:sub(i, i) .. found[left], '')
-          else
-            break
-          end
-          left = left - 1
-        end
-        if left < #found then redis.call('RPOP', list, #found - left) end
-        room = room - (#found - left)
-        if left > 0 or (room == 0 and redis.call('EXISTS', list) == 1) then return true end
-      end
-      return false
-    end
-
-    local function bring_ready(most)
-      local more = move_ready(most)
-      let_arrive_in_time()
-      return more
-    end
-
+    -- include: check_lists bucket_add backlog forget_duplicate arrive bring
     check_lists()
     if is_due then
       more_due = bring_due()
@@ -306,35 +254,14 @@ local function step()
   for limit, count in pairs(allowed) do
     if count > 0 then unblock(limit) end
   end
-  local more = serve_all()
+  more = serve_all()
   if more_ready and #taken == 0 and want > 0 then
     more_ready = bring(want)
     more = serve_all()
   end
-  return more or more_ready or more_due
+  more = more or more_ready or more_due
 end
-
-local more = false
-if is_paused then
-  next_ms, some_wait = until_ms > 0 and until_ms or nil, false
-elseif version == '' then
-  -- Without policies: hands out in the order of due times, regardless of lanes. The caller clears the lanes and comes again.
-  local function let_out()
-    local members = want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}
-    for _, member in ipairs(members) do
-      local kept = bucket_get(messages, member)
-      redis.call('ZREM', waiting, member)
-      forget_record(member)
-      if kept then hand_out(promoted(kept), '') end
-    end
-    return true
-  end
-
-  more = let_out()
-else
-  more = step()
-end
-bucket_drop_all(messages, gone)
+if #gone > 0 then bucket_drop_all(messages, gone) end
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
