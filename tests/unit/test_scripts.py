@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError
 
 from kombu_delayed.store.calls import scripts
 from kombu_delayed.store.calls.scripts import Script, script
+from tests.kit.lua_names import undefined
 from tests.kit.scripts import named
 
 LUA = files("kombu_delayed.store").joinpath("lua")
@@ -69,6 +70,16 @@ def test_wrong_name_fails_before_redis_is_asked(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_script_loads(name: str, client: redis.Redis) -> None:
     assert client.script_load(script(name).source) == script(name).sha
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_a_script_is_defined(name: str) -> None:
+    assert undefined(script(name).source) == []
+
+
+def test_a_name_that_is_defined_only_in_another_block_is_found() -> None:
+    source = "local a = 1\nif a then local b = {a = a} end\nfor i = 1, a do i.c(b) end\nreturn i"
+    assert undefined(source) == ["b", "i"]
 
 
 def test_a_name_is_replaced_by_its_value_only_where_it_means_that(client: redis.Redis) -> None:
