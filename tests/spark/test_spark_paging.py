@@ -170,6 +170,22 @@ def test_while_others_work(
     check_backlog(client, "q")
 
 
+@pytest.mark.parametrize(("length", "rows"), [(5, 320), (1000, 10)])
+def test_large_messages_are_read_a_few_at_a_time(
+    length: int, rows: int, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would have to hold all texts of a page in one answer."""
+    monkeypatch.setattr(paging, "PAGE_BYTES", 10_000)
+    dues = {f"{n}": 2000 + n for n in range(1000)}
+    text, store = message("x" * length), Store(client, now="1000")
+    store.schedule("q", [Entry(id, 0, text, str(due)) for id, due in dues.items()])
+    pages = [*Pager(store, Span("q"), 500, reads_messages=True)]
+    assert [place for page in pages for place in page.places] == places(dues)
+    counts = [len(page.places) for page in pages]
+    assert counts[0] == paging.FIRST_TEXTS
+    assert rows / 2 < max(counts[1:]) <= rows
+
+
 def test_a_damaged_record_is_left_out(small: Store, client: redis.Redis) -> None:
     small.schedule("q", [entry("a", 2000), entry("b", 2000)])
     client.hset("{q}:messages", "a", "damaged")

@@ -54,6 +54,12 @@ class Part(NamedTuple):
 #: Partitions whose bounds one call reads.
 INDEX_LIMIT = 1_000
 
+#: Texts are read in calls of about this many bytes, however few they are.
+PAGE_BYTES = 1_000_000
+
+#: How many texts the first call reads, which does not know how long they are.
+FIRST_TEXTS = 20
+
 
 @dataclass
 class Page:
@@ -68,6 +74,10 @@ class Page:
     def add(self, part: Part, places: Sequence[Place]) -> None:
         self.partitions += [part.name.decode()] * len(places)
         self.places += places
+
+    def between(self, first: int, end: int) -> Page:
+        """A part of a page without messages."""
+        return Page(self.queue, self.partitions[first:end], self.places[first:end])
 
     def only(self, wanted: Sequence[bool]) -> Page:
         return Page(
@@ -123,6 +133,7 @@ class Pager:
         self._size = size
         self._keys = store.keys(span.queue)
         self._reads_messages = reads_messages
+        self._texts_at_once = min(size, FIRST_TEXTS)
         self._parts_at_once = max(1, round(1.5 * size / store.partition_size))
         self._store = store
         self._ask = store.run.insist
@@ -143,12 +154,10 @@ class Pager:
             at_gate = self._noted(self._waiting(self._span.from_ms))
             in_order = self._noted(self._pages(), True)
             for found in chain(at_gate, in_order, self._come(since_ms)):
-                if not found.places:
-                    continue
-                page = self._read(found) if self._reads_messages else found
-                page = self._unmoved(page)
-                if page.places:
-                    yield page
+                for page in self._texts(found) if self._reads_messages else [found]:
+                    page = self._unmoved(page)
+                    if page.places:
+                        yield page
         finally:
             self._at_once.close()
 
@@ -271,6 +280,17 @@ class Pager:
             is_more = len(places) > size and places[-1].due_ms < end_ms
             start += size
         return True
+
+    def _texts(self, page: Page) -> Iterator[Page]:
+        """The page with its texts, in parts of about `PAGE_BYTES`."""
+        at = 0
+        while at < len(page.places):
+            part = self._read(page.between(at, at + self._texts_at_once))
+            at += self._texts_at_once
+            if part.messages:
+                mean = sum(map(len, part.messages)) / len(part.messages)
+                self._texts_at_once = max(1, min(self._size, round(PAGE_BYTES / mean)))
+            yield part
 
     def _read(self, page: Page) -> Page:
         """The page with its texts, without messages that are gone or have moved."""
