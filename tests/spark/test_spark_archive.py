@@ -386,6 +386,25 @@ def test_days_that_are_kept(
         compact_archive(spark, str(tmp_path))
 
 
+@pytest.mark.parametrize("zone", ["America/Los_Angeles", "Asia/Tokyo"])
+def test_days_are_those_of_utc(
+    zone: str, log: Log, client: redis.Redis, tmp_path: Path, spark: SparkSession
+) -> None:
+    """In any time zone of the session, so that no event is deleted too early."""
+    path, hour = tmp_path / "archive", 3_600_000
+    for n, at in enumerate((24 * hour - 1, 24 * hour, 48 * hour - 1, 48 * hour)):
+        fields = told(f"m{n}", due_ms=1, consumer="w:1:a")
+        client.xadd("{q}:events", fields, id=f"{at}-0")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        log(max_rows_per_trigger=1)
+        done = compact_archive(spark, str(path), keep_days=1, today=date(1970, 1, 3))
+        assert done == Compacted(3, 1)
+        assert found(spark, path) == [1, 2, 3]
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 def test_what_is_being_written_is_not_forgotten() -> None:
     """The archive has begun another batch while its copy was compacted."""
     there = {

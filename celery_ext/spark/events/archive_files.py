@@ -23,7 +23,7 @@ from .batches import SCHEMA
 #: The name of a batch's directory; leading zeros keep the names in order.
 BATCH = "batch={:08d}"
 
-#: The columns that split files; the date is that of the event, in the session's time zone.
+#: The columns that split files; the date is that of the event, in UTC.
 PARTITIONS = ("date", "queue")
 
 #: Spark reads a directory of this name as null, but it is a queue of that name.
@@ -88,7 +88,8 @@ def _counts(ranges: list[str]) -> Column:
 
 
 def by_day(events: DataFrame) -> DataFrame:
-    return events.withColumn("date", F.to_date("at"))
+    # Not to_date, which has the days of the session's time zone.
+    return events.withColumn("date", F.expr("date_from_unix_date(int(unix_seconds(at) div 86400))"))
 
 
 def replacing(days: DataFrame) -> DataFrameWriter:
