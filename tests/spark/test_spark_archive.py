@@ -6,6 +6,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -350,6 +351,36 @@ def test_one_merge_at_a_time(
     assert compact_archive(spark, str(path)) == Compacted(3, 0)
     assert found(spark, path) == numbers(path) == all_
     assert not (path / COMPACTING).exists()
+
+
+def test_two_merges_that_begin_at_once(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both find the archive free, and both take it; only one of them works on it."""
+    monkeypatch.setattr(archive_lock, "PATIENCE_SECONDS", 0.0)
+    both, path, taken = threading.Barrier(2), str(tmp_path), []
+
+    class Meeting(CompactionLock):
+        has_met = False
+
+        def _found(self) -> str | None:
+            seen = super()._found()
+            if not self.has_met:
+                self.has_met = True
+                both.wait(60)
+            return seen
+
+    def take() -> None:
+        with suppress(ArchiveError):
+            taken.append(Meeting(Files(spark, path), path))
+
+    threads = [threading.Thread(target=take) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(taken) == 1
+    taken[0].check()
 
 
 @pytest.mark.crash

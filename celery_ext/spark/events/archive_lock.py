@@ -155,6 +155,15 @@ class CompactionLock(Lock):
         self._seen_at = 0.0
         super().__init__(path)
 
+    def _take(self, path: str) -> None:
+        super()._take(path)
+        # Another job may have found it free at the same moment. The one that wrote last has it.
+        time.sleep(LOOK_SECONDS)
+        while self._said(LEASE_SECONDS):
+            self._count = 0
+            super()._take(path)
+            time.sleep(LOOK_SECONDS)
+
     def _said(self, seconds: float) -> str:
         with self._mutex:
             found = self._found()
