@@ -152,7 +152,7 @@ def _is_retry() -> bool:
 
 
 def _is_task() -> bool:
-    """Whether this process belongs to an executor. Processes of the driver fail at once."""
+    """Whether this process belongs to an executor."""
     from pyspark import TaskContext
 
     return TaskContext.get() is not None

@@ -16,6 +16,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext import BackupError, QueryError
+from celery_ext.spark import connect
 from celery_ext.spark.backup.transfer import (
     backup,
     copy,
@@ -233,7 +234,13 @@ def test_what_cannot_be_restored(
 
 
 def test_commands(
-    run: Run, filled: Store, client: redis.Redis, url: str, path: str, tmp_path: Path
+    run: Run,
+    filled: Store,
+    client: redis.Redis,
+    url: str,
+    path: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = records(client)
     result = run("backup", path, "-b", url)
@@ -258,6 +265,7 @@ def test_commands(
     for queues in ("[mail", ",", "mail,"):
         result = run("restore", path, "-b", url, "-y", "--queues", queues)
         assert f"{queues!r} is not a list of names: separate" in result.stderr
+    monkeypatch.setitem(connect.PATIENT, "max_retries", 1)
     result = run("restore", path, "-b", "delayed+redis://127.0.0.1:1/0", "-y")
     assert ("Error 111" in result.stderr, "--job-id" in result.stderr) == (True, False)
     result = run("restore", path, "-b", url, input="n\n")

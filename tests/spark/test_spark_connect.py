@@ -13,10 +13,16 @@ import pytest
 import redis
 from kombu.exceptions import OperationalError
 from pyspark import TaskContext
+from pyspark.sql.types import StructType
 
 from celery_ext.spark import connect
+from celery_ext.spark.backup.held import HeldReader
+from celery_ext.spark.backup.transfer import counting
 from celery_ext.spark.connect import connected
-from celery_ext.spark.options import BrokerOptions, WriteOptions
+from celery_ext.spark.events.archive_lock import ArchiveLock
+from celery_ext.spark.options import BrokerOptions, ReadOptions, WriteOptions
+from celery_ext.spark.sink.write import BacklogWriter
+from celery_ext.spark.source.reader import BacklogReader
 from kombu_delayed.errors import OptionError
 from tests.kit.servers import Server, available_kinds, free_port, start_server
 
@@ -102,6 +108,31 @@ def test_a_broker_that_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         later.start()
         ping(options)
         later.join()
+
+
+def test_a_job_that_begins_waits_for_its_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(seconds: float) -> None:
+        if not server.running:
+            server.start()
+
+    monkeypatch.setattr("kombu.utils.functional.sleep", start)
+    rows = StructType().add("id", "string").add("task", "string").add("eta", "string")
+    with start_server(available_kinds()[0], tmp_path, port=0) as server:
+        given = {"broker": f"delayed+{server.url}", "queues": "q", "job_id": "j"}
+        read = {name: given[name] for name in ("broker", "queues")}
+        server.kill()
+        BacklogWriter(WriteOptions.parse(given), rows)
+        server.kill()
+        assert BacklogReader(ReadOptions.parse(read), StructType()).partitions() == []
+        server.kill()
+        assert len(HeldReader(ReadOptions.parse(read)).partitions()) == 1
+        server.kill()
+        ArchiveLock(BrokerOptions.parse({"broker": given["broker"]}), "path").free()
+        server.kill()
+        with counting(["q"], broker=given["broker"], job_id="j") as count:
+            assert count() >= 0
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
+from celery_ext.spark import connect
 from celery_ext.spark.commands import change as change_commands
 from celery_ext.spark.commands.files import format_of
 from celery_ext.spark.commands.forecast import table_of
@@ -114,8 +115,15 @@ ARCHIVE, REPORT = ("archive", "--path", "{}"), ("report", "--archive", "{}", "--
     ],
 )
 def test_errors(
-    arguments: tuple[str, ...], code: int, text: str, run: Run, url: str, tmp_path: Path
+    arguments: tuple[str, ...],
+    code: int,
+    text: str,
+    run: Run,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setitem(connect.PATIENT, "max_retries", 1)
     result = run(*(each.format(tmp_path, url=url) for each in arguments))
     assert (result.exit_code, text in result.output) == (code, True), result.output
     assert "Traceback" not in result.output

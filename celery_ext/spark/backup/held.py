@@ -43,7 +43,7 @@ class HeldReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        with connected(self.options) as delayed:
+        with connected(self.options, waits=True) as delayed:
             shards = delayed.store.shards
             shards.look_again()
             return [InputPartition(s) for queue in self.options.queues for s in shards.all(queue)]

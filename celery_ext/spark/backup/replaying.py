@@ -210,7 +210,7 @@ def replay_dead(missed: DataFrame, *, at: datetime | None = None, **options: Any
     report = JobReport(given.job_id)
     # In the driver: a queue keeps few dead letters, and a repeated Spark task would count wrongly.
     rows = missed.select(*_MESSAGE).orderBy("queue").toLocalIterator()
-    with connected(given) as delayed:
+    with connected(given, waits=True) as delayed:
         job = Job(given.job_id, "", given.ledger_seconds, given.operation)
         pace = Pace(delayed.store, given, job)
         for queue, of_queue in groupby(rows, key=lambda row: row.queue):

@@ -62,7 +62,7 @@ def delayed_rows(spark: SparkSession, **options: Any) -> DataFrame:
 
 def _source(options: Mapping[str, Any]) -> str:
     """The address of the source broker. Raises QueryError for a queue that it does not have."""
-    with connected(given := ReadOptions.parse(options)) as delayed:
+    with connected(given := ReadOptions.parse(options), waits=True) as delayed:
         for queue in given.queues:
             delayed.check_queue(queue)
         return delayed.connection.as_uri()
@@ -170,7 +170,7 @@ def counting(queues: Iterable[str], **options: Any) -> Iterator[Callable[[], int
     given = WriteOptions.parse({**options, "operation": RESTORE})
     job = Job(given.job_id, "", given.ledger_seconds, RESTORE)
     # Not `connected`: the progress bar reads while this process may use that connection.
-    delayed = Delayed(app_of(given))
+    delayed = Delayed(app_of(given, waits=True))
     store = LedgerStore(delayed.store, job)
     shards = [shard for queue in queues for shard in store.shards.all(queue)]
     try:

@@ -127,7 +127,7 @@ class ArchiveLock(Lock):
     DOES, HARM, FAILS = "writes", "archive events twice", BROKER_FAILS
 
     def __init__(self, options: BrokerOptions, path: str) -> None:
-        self._delayed = Delayed(app_of(options))
+        self._delayed = Delayed(app_of(options, waits=True))
         prefix = self._delayed.store.keys("").prefix
         self._key = archive_writer(hashlib.sha1(spelled(path).encode()).hexdigest(), prefix)
         super().__init__(path)

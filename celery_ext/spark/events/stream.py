@@ -122,8 +122,9 @@ class Range(InputPartition):
 class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches and reads them. Raises EventsLost, and Kombu's OperationalError.
 
-    An instance plans all batches of a query; copies of it read, in other processes. Between batches
-    the broker has half a minute to come back, so that a restart does not end the query.
+    An instance plans all batches of a query; copies of it read, in other processes. At the start
+    and between batches the broker has half a minute to come back, so that a restart does not end
+    the query.
     """
 
     def __init__(self, options: EventOptions, schema: StructType) -> None:
@@ -140,7 +141,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # The interface of Spark.
 
     def initialOffset(self) -> dict[str, Any]:
-        with connected(self.options) as delayed:
+        with connected(self.options, waits=True) as delayed:
             found = self._streams(delayed.store)
         at_end = self.options.starting_offsets == "latest"
         return offset({q: stream.end if at_end else Position() for q, stream in found.items()})
@@ -149,7 +150,7 @@ class EventReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.max_rows_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with connected(self.options) as delayed:
+        with connected(self.options, waits=True) as delayed:
             found = self._streams(delayed.store)
         self._target = {queue: stream.end for queue, stream in found.items()}
 

@@ -28,7 +28,7 @@ def failures(spark: SparkSession, **options: Any) -> DataFrame:
     `options` say where the broker is. Workers record outcomes if their app calls
     `celery_ext.install`. Raises OptionError, and Kombu's OperationalError.
     """
-    with connected(BrokerOptions.parse(options)) as delayed:
+    with connected(BrokerOptions.parse(options), waits=True) as delayed:
         return spark.createDataFrame([*_rows(delayed)], SCHEMA)
 
 

@@ -86,8 +86,7 @@ class BacklogWriter(DataSourceArrowWriter):
         self.job = job or Job(
             options.job_id, uuid4().hex, options.ledger_seconds, options.operation
         )
-        # A batch of a stream waits for a broker that restarts, so that the query does not end.
-        with connected(options, waits=job is not None) as delayed:
+        with connected(options, waits=True) as delayed:
             _ = delayed.store  # an unusable broker fails here, not in each task
         if "://" in options.rejects:
             raise OptionError(

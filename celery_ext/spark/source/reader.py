@@ -51,7 +51,7 @@ class BacklogReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One for about `rows_per_task` messages."""
         options = self.options
-        with connected(options) as delayed:
+        with connected(options, waits=True) as delayed:
             store = delayed.store
             store.shards.look_again()
             given = (shard for queue in options.queues for shard in store.shards.all(queue))
