@@ -65,7 +65,11 @@ def backlog(spark: SparkSession, *, columns: Sequence[str] = (), **options: Any)
         raise OptionError(f"a column is named twice in {', '.join(names)}")
     check_columns({name: COLUMNS[name].type if name in COLUMNS else "" for name in names})
     schema = ", ".join(f"{name} {COLUMNS[name].type}" for name in names)
-    return spark.read.format(FORMAT).options(**as_texts(options)).schema(schema).load()
+    try:
+        return spark.read.format(FORMAT).options(**as_texts(options)).schema(schema).load()
+    except Exception as error:
+        _check_found(error)
+        raise
 
 
 def schedule(df: DataFrame, **options: Any) -> JobReport:
@@ -114,14 +118,10 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
     except Exception as error:
         if not may_be_done(error):
             raise
-        if "DATA_SOURCE_NOT_FOUND" in str(error):
-            raise OptionError(
-                "Spark's Python processes do not find kombu-delayed: set PYSPARK_PYTHON to "
-                f"{sys.executable} before the session starts, or use celery_ext.spark.session()"
-            ) from error
+        _check_found(error)
         _note_job(error, given.job_id)
         raise
-    with connected(given) as delayed:
+    with connected(given, waits=True) as delayed:
         return read_report(delayed.store, given.job_id) or JobReport(given.job_id)
 
 
@@ -131,6 +131,21 @@ def _adopt(spark: Any) -> None:
 
     if isinstance(spark, SparkSession):  # not one of Spark Connect
         spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+def _check_found(error: Exception) -> None:
+    """Raises OptionError if Spark has not found this data source."""
+    text = ""
+    with suppress(Exception):  # Java, which knows the text, may have ended
+        text = str(error)
+    if "DATA_SOURCE_NOT_FOUND" in text:
+        raise OptionError(
+            "Spark's Python processes do not find kombu-delayed: set PYSPARK_PYTHON to "
+            f"{sys.executable} before the session starts, or use celery_ext.spark.session(). "
+            "If they have it, the process with which Spark looked for it was killed, and this "
+            "session does not look again: start another session, or call "
+            "spark.dataSource.register(celery_ext.spark.data_source.DefaultSource)"
+        ) from error
 
 
 def _note_job(error: Exception, job_id: str) -> None:

@@ -248,6 +248,18 @@ def test_options_are_checked_on_the_driver(spark: SparkSession, url: str) -> Non
         schedule(frame, broker=url.removeprefix("delayed+"))
 
 
+def test_a_source_that_spark_does_not_find(
+    spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python lacks the package, or the process that looked for it was killed."""
+    monkeypatch.setattr("celery_ext.spark.FORMAT", "no_such_source")
+    advice = rf"set PYSPARK_PYTHON to {sys.executable} .* spark.dataSource.register\("
+    with pytest.raises(OptionError, match=advice):
+        schedule(numbered(spark, 1), broker=url)
+    with pytest.raises(OptionError, match=advice):
+        backlog(spark, broker=url)
+
+
 def test_any_thread_may_write(spark: SparkSession, url: str, client: redis.Redis) -> None:
     rows = numbered(spark, 4)
     with ThreadPoolExecutor() as threads:
