@@ -21,8 +21,10 @@ from celery_ext.control.bulk.schedule import schedule_many
 from celery_ext.errors import BulkError
 from celery_ext.spark.arrow import iso_times, lists, to_python
 from celery_ext.spark.options import WriteOptions
+from celery_ext.spark.sink.hadoop_rejects import _Refusing
 from celery_ext.spark.sink.rejects import Rejects, discard, publish
 from celery_ext.spark.sink.rows import Rows, key_id
+from celery_ext.spark.sink.write import Written
 from kombu_delayed.errors import NodeDown, OptionError
 from kombu_delayed.message.envelope import eta_to_ms
 from tests.kit.state import state
@@ -275,6 +277,23 @@ def test_rejects_in_a_file(tmp_path: Path) -> None:
 
 
 FAR = pa.array([10**6, 10**8], pa.date32())  # 10**8 days are more than Python can represent
+
+
+def test_rejects_until_spark_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in a directory of Spark, which deletes it even if this process is killed."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/elsewhere")
+    seen = []
+
+    class Writer:
+        options = WriteOptions.parse({"broker": "delayed+redis://", "rejects": "s3a://b/rejects"})
+
+        def write(self, batches: Any) -> Written:
+            seen.append(Path(self.options.rejects).parent)
+            return Written()
+
+    writer: Any = Writer()
+    [_] = _Refusing(writer)(iter([]))
+    assert seen == [tmp_path]
 
 
 def test_values_that_python_cannot_hold() -> None:

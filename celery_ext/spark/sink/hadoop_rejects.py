@@ -7,6 +7,7 @@ refused rows as rows of a DataFrame, which Spark writes and commits.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib.util import find_spec
@@ -79,7 +80,9 @@ class _Refusing:
         self.writer = writer
 
     def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        with TemporaryDirectory(prefix="kombu-delayed-rejects-") as directory:
+        # In a directory of Spark, which deletes it even if this process is killed.
+        place = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or None
+        with TemporaryDirectory(prefix="kombu-delayed-rejects-", dir=place) as directory:
             self.writer.options = replace(self.writer.options, rejects=directory)
             written = self.writer.write(batches)
             if written.rejects:
