@@ -159,10 +159,16 @@ class CompactionLock(Lock):
         super()._take(path)
         # Another job may have found it free at the same moment. The one that wrote last has it.
         time.sleep(LOOK_SECONDS)
-        while self._said(LEASE_SECONDS):
+        while self._is_anothers():
             self._count = 0
             super()._take(path)
             time.sleep(LOOK_SECONDS)
+
+    def _is_anothers(self) -> bool:
+        try:
+            return bool(self._said(LEASE_SECONDS))
+        except Py4JJavaError:  # another job is writing it
+            return True
 
     def _said(self, seconds: float) -> str:
         with self._mutex:
