@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pyarrow
 import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 import redis
 from pyspark.errors import AnalysisException
@@ -157,6 +159,21 @@ def test_what_is_no_whole_backup(
     shutil.rmtree(f"{path}/_summary")
     with pytest.raises(BackupError, match=r"no whole backup at .*: _summary, which is"):
         read_backup(spark, path)
+
+
+def test_large_messages(spark: SparkSession, store: Store, url: str, path: str) -> None:
+    """Parquet keeps few of them in memory at a time, also among the first hundred."""
+    chance = random.Random(1)
+    texts = [entry(f"{n}", JAN_MS, body=chance.randbytes(50_000).hex()) for n in range(30)]
+    store.schedule("q", texts)
+    conf = spark._jsc.hadoopConfiguration()
+    conf.set("parquet.block.size", "500000")
+    try:
+        backup(spark, path, broker=url)
+    finally:
+        conf.unset("parquet.block.size")
+    [file] = Path(path).glob("part-*.parquet")
+    assert pyarrow.parquet.ParquetFile(file).num_row_groups > 2
 
 
 def test_what_is_there_is_not_overwritten(

@@ -10,11 +10,12 @@ import sys
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -277,16 +278,23 @@ def test_an_error_of_java_s_is_one_line(run: Run, url: str, tmp_path: Path) -> N
     assert "\tat " not in found.output
 
 
-@pytest.mark.parametrize(
-    "error", [Py4JNetworkError("no answer"), ConnectionRefusedError(111, "no")]
-)
+def refuse(*given: Any) -> None:
+    raise ConnectionRefusedError(111, "no")
+
+
+@pytest.mark.parametrize("kind", ["no answer", "refused", "an error whose text only Java knows"])
 def test_java_has_ended(
-    error: Exception, run: Run, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, run: Run, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when it was killed for lack of memory."""
 
     def read_rows(*given: Any) -> None:
-        raise error
+        if kind == "no answer":
+            raise Py4JNetworkError(kind)
+        if kind == "refused":
+            refuse()
+        gateway = SimpleNamespace(send_command=refuse)
+        raise Py4JJavaError(kind, SimpleNamespace(_target_id="o1", _gateway_client=gateway))
 
     monkeypatch.setattr(change_commands, "read_rows", read_rows)
     found = run("schedule", "a.json", "-b", url, "--job-id", "j")

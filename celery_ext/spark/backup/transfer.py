@@ -32,6 +32,14 @@ SCHEMA = ", ".join(f"{name} {type_}" for name, type_ in COLUMNS.items())
 #: Written last, so a backup with it is complete. Readers of Parquet ignore it.
 _SUMMARY = "_summary"
 
+#: How messages are written. After each one Parquet looks at how long they are, and not only after
+#: a hundred, which Java may have no memory for.
+_PARQUET = {
+    "compression": "zstd",
+    "parquet.page.size.row.check.min": "1",
+    "parquet.block.size.row.check.min": "1",
+}
+
 #: Characters that Spark reads as a pattern of names.
 _PATTERN = re.compile(r"[\[\]{}*?\\]")
 
@@ -86,7 +94,7 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
     seen = Observation()
     is_undecodable = F.contains("payload", F.lit(MARK))
     rows = rows.observe(seen, F.count_if(is_undecodable).alias("undecodable"))
-    rows.write.mode(mode).option("compression", "zstd").parquet(path)
+    rows.write.mode(mode).options(**_PARQUET).parquet(path)
     queues = counts(spark.read.schema(SCHEMA).parquet(path))
     made_by = f"kombu-delayed {version('kombu-delayed')}"
     # Older versions of this package refuse a file with any other field.

@@ -81,6 +81,8 @@ def restore_command(
     **options: Any,
 ) -> None:
     """Restore a backup. Existing messages stay."""
+    # Row by row: long messages would not fit into columns of thousands of rows.
+    ctx.obj.setdefault("spark.sql.parquet.enableVectorizedReader", "false")
     spark = spark_of(ctx)
     with console.status("Checking the backup"):
         rows = backups.read_backup(spark, path)

@@ -119,9 +119,15 @@ class Jobs(DYMGroup):
 
 def meaning(error: Exception) -> str:
     """The message of an error for users, without the traces of an executor."""
-    text = str(error)
+    try:
+        text = str(error)
+    except _JAVA_HAS_ENDED as ended:  # Py4JJavaError asks Java for its text
+        return meaning(ended)
     if isinstance(error, _JAVA_HAS_ENDED):
-        return f"Spark's Java process has ended, perhaps for lack of memory ({text})"
+        return (
+            f"Spark's Java process has ended, perhaps for lack of memory ({text}): give it more, "
+            "for example --conf spark.driver.memory=4g before the name of the command"
+        )
     for pattern, words in _IN_WORDS.items():
         if match := pattern.search(text):
             return words.format(match[1])
