@@ -276,16 +276,27 @@ def test_a_driver_that_is_lost(
     }
     pyarrow.parquet.write_table(pyarrow.table(rows), path)
     command = [sys.executable, "-m", "celery_ext.spark", "--master", "local[1]"]
-    command += ["schedule", str(path), "-b", url, "--max-rows-per-second", "200"]
-    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    # So slow that it has not ended before the signal, on any machine.
+    command += ["schedule", str(path), "-b", url, "--max-rows-per-second", "20"]
+    others = len(client.client_list())
+    driver = subprocess.Popen(
+        command,
+        env={**os.environ, "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        wait_until(lambda: len(check_some(client)) > 0, "rows are written", 120)
+        wait_until(
+            lambda: check_some(client) or driver.poll() is not None, "rows are written", 1200
+        )
         driver.send_signal(sent)
-        driver.wait(60)
+        driver.wait(600)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(driver.pid, signal.SIGKILL)
         _, told = driver.communicate()
+    wait_until(lambda: len(client.client_list()) <= others, "its workers have ended", 600)
     assert "Traceback" not in told
     assert (sent == signal.SIGINT) == ("Some rows may be done. To continue, run it" in told)
     lost = only(url)
