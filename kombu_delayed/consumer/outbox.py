@@ -217,30 +217,27 @@ class Outbox:
 
     def _send_done(self, store: Store, lease: Lease, batch: list[Done]) -> None:
         verb, queue = batch[0][:2]
+        tags = [done.tag for done in batch]
         if verb == ACK:
-            self._ack(store, lease, batch)
+            freed: list[Freed] = []
+            if self.freed:
+                freed = [each for each in _first_alike(self.freed, _queue) if each.queue == queue]
+
+            def again() -> None:
+                self.done.extend(batch)
+                self.freed.extend(freed)
+
+            # An ack is idempotent: a message that is not held any more stays as it is.
+            store.ack(queue, lease.consumer, tags, again, [tag for _, tag in freed])
+            if freed:
+                _move(freed, self.freed, self._freed_lately)
         elif verb == BURY:
             rejected = [(done.tag, done.id, done.reason, b"") for done in batch]
             store.bury(queue, lease.consumer, rejected)
         else:
-            tags, counted = [done.tag for done in batch], verb != GIVE_BACK
-            store.release(queue, lease.consumer, tags, counted=counted, behind=verb == REQUEUE)
+            counted, behind = verb != GIVE_BACK, verb == REQUEUE
+            store.release(queue, lease.consumer, tags, counted=counted, behind=behind)
         _move(batch, self.done, self._done_lately)
-
-    def _ack(self, store: Store, lease: Lease, batch: list[Done]) -> None:
-        # An ack is idempotent: a message that is not held any more stays as it is.
-        queue, tags = batch[0].queue, [done.tag for done in batch]
-        freed: list[Freed] = []
-        if self.freed:
-            freed = [each for each in _first_alike(self.freed, _queue) if each.queue == queue]
-
-        def again() -> None:
-            self.done.extend(batch)
-            self.freed.extend(freed)
-
-        store.ack(queue, lease.consumer, tags, again, [tag for _, tag in freed])
-        if freed:
-            _move(freed, self.freed, self._freed_lately)
 
     def _send_freed(self, store: Store, lease: Lease, batch: list[Freed]) -> None:
         queue, again = batch[0].queue, self.freed.extend

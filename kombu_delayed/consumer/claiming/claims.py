@@ -318,7 +318,7 @@ class Claims:
         if answer.refused and source.owes:  # the token is for consumers that may claim
             self._store.claimable.announce_soon(queue)
         poll_seconds = self._session.options.poll_seconds
-        source.answered(answer, monotonic(), self.clock.now_ms(), poll_seconds)
+        source.answered(answer, monotonic(), self.clock, poll_seconds)
         if answer.paused:
             self.give_back_unbegun(queue)
             self._qos.outbox.flush(self._store, self._session.lease)

@@ -208,9 +208,9 @@ class Source:
             self.due_at = min(self.due_at, now + in_ms / 1000)
 
     def answered(
-        self, answer: Delivered, now: float, server_ms: float, poll_seconds: float
+        self, answer: Delivered, now: float, clock: ServerClock, poll_seconds: float
     ) -> None:
-        """Remember the answer of a claim; `server_ms` is the server's time at `now`."""
+        """Remember the answer of a claim."""
         ready, queue = self._agenda.ready, self.queue
         unexpected = bool(answer.records) and (self.found or queue not in ready)
         if answer.more:
@@ -223,7 +223,7 @@ class Source:
         due_at = math.inf
         if answer.next_due_ms:
             soonest_ms = CLOCK_GRAIN_MS if answer.next_due_ms > answer.now_ms else 0
-            due_at = now + max(answer.next_due_ms - server_ms, soonest_ms) / 1000
+            due_at = now + max(answer.next_due_ms - clock.now_ms(), soonest_ms) / 1000
         due_at = now + REFUSED_SECONDS if answer.refused else due_at
         if due_at != self._due_at:  # mostly it stays infinite
             self.due_at = due_at
