@@ -49,7 +49,8 @@ def _show_undecodable(session: Session, undecodable: int) -> None:
 )
 def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: bool) -> None:
     """Restore a file. Messages that exist stay as they are."""
-    facts = _inspected(session, file)
+    with session.progress("Checking (bytes)", os.path.getsize(file)) as advance:
+        facts = backups.inspect(file, advance)
     counts = {name: each for name, each in facts["counts"].items() if queue in (None, name)}
     matched = sum(sum(each.values()) for each in counts.values())
     report = backups.RestoreReport()
@@ -69,11 +70,6 @@ def restore(session: Session, file: str, queue: str | None, yes: bool, dry_run: 
             f"{number(report.already)} were there already."
         )
         _show_undecodable(session, report.undecodable)
-
-
-def _inspected(session: Session, file: str) -> dict[str, Any]:
-    with session.progress("Checking (bytes)", os.path.getsize(file)) as advance:
-        return backups.inspect(file, advance)
 
 
 def _show(session: Session, facts: dict[str, Any], counts: Counts, asks: bool) -> None:

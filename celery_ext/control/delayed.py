@@ -375,7 +375,7 @@ class Delayed(Queues):
 
     def pauses(self, queue: str | None = None) -> list[QueuePause]:
         """The paused queues and parts of queues: since when, until when, by whom and why."""
-        return pauses(self, [queue] if queue else sorted({*self.queues(), *self.named}))
+        return pauses(self, [queue] if queue else self.also_unused())
 
     @property
     def policies(self) -> Policies:

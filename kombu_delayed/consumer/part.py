@@ -326,11 +326,7 @@ class Part:
         """Let other consumers claim while this thread is busy."""
         if self.wake.waiting:
             self._stop_waiting()
-            self.announce_all()
-
-    def announce_all(self) -> None:
-        """Let other consumers claim the messages of its queues."""
-        self.session.store.claimable.announce_all(tuple(self.claims.sources))
+            self.session.store.claimable.announce_all(tuple(self.claims.sources))
 
     def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message without waiting; returns it with its record, or None."""

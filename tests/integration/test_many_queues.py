@@ -300,7 +300,7 @@ def test_others_are_told_in_few_round_trips(
     for queue in QUEUES:
         delayed(store, queue, HOUR_MS)
     many.settle()
-    assert round_trips.of(many.consumer.parts[0].announce_all) < COUNT / 10
+    assert round_trips.of(many.consumer.parts[0].step_aside) < COUNT / 10
     assert all(client.zscore(store.keys(queue).wake, "due") for queue in QUEUES)
 
 

@@ -86,19 +86,15 @@ class _Retrying:
         def run(*args: Any, **kwargs: Any) -> Any:
             try:
                 return inner(*args, **kwargs)
-            except (Ignore, Reject, Retried, *_spared(self._task)):
+            except (Ignore, Reject, Retried, *getattr(self._task, "dont_autoretry_for", ())):
                 raise
             except Exception as error:
-                if self._strategy() is None or self._has_given_up:
+                if self._strategy() is None or "delayed_given_up" in vars(self._task.request):
                     raise
                 raise self.retry(exc=error) from error
 
         run.retrying = self  # type: ignore[attr-defined]
         return run
-
-    @property
-    def _has_given_up(self) -> bool:
-        return "delayed_given_up" in vars(self._task.request)
 
     def _strategy(self) -> RetryStrategy | None:
         """Return the strategy that applies, or None if there is none or Celery runs it directly."""
@@ -265,11 +261,6 @@ def ran_out(message: Message, decision: RanOut) -> Decision:
         return decision
     store_failure(message.app, message.info, error)
     return Drop(decision.reason, revoked=False)
-
-
-def _spared(task: Task) -> tuple[type[BaseException], ...]:
-    """Errors that Celery is told not to retry."""
-    return tuple(getattr(task, "dont_autoretry_for", ()))
 
 
 def _ask(

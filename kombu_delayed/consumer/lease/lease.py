@@ -208,15 +208,12 @@ class Lease:
             return self._lost_contact()
         if self._is_certain(renewal, known, asked_at) or len(renewed) == len(queues):
             self._is_in_doubt = False
-            self._tidy(queues)
+            with suppress(*UNREACHABLE):  # it is done again in a while
+                self.store.dictionaries.tidy(queues)
             wait = self._retry_seconds if renewal.failed else self.seconds / 3
             return min(wait, self._others.step(renewal, self.clock))
         self._is_in_doubt = True
         return 0
-
-    def _tidy(self, queues: list[str]) -> None:
-        with suppress(*UNREACHABLE):  # it is done again in a while
-            self.store.dictionaries.tidy(queues)
 
     def _lost_contact(self) -> float:
         self._contact.broke()
