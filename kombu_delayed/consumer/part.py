@@ -229,7 +229,7 @@ class Part:
             return False
         queue, at_ms = token
         if queue in self.claims.sources:
-            in_ms = at_ms - self.claims.clock.now_ms()
+            in_ms = at_ms - self.claims.clock.now_ms() if at_ms else 0
             self.claims.sources[queue].token(in_ms, monotonic())
         else:
             self.claims.announce(queue)
