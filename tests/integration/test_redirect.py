@@ -208,6 +208,29 @@ def test_what_is_changed_while_others_move(
     assert 4900 < stays.remaining.total_seconds() <= 5000
 
 
+@pytest.mark.parametrize("queue", ["other", "third"])
+def test_two_at_once(
+    filled: Delayed, bench: Bench, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have read the same tasks. One moves the task that the other one is moving, too."""
+    bench.send("third", queue="third")
+    put, counts, infos = Channel._put, [], [*filled.find(queue="celery")]
+    due = {info.id: info.due_ms for info in filled.find()}
+
+    def start_another(self: Any, *args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        counts.append(Redirect(filled, queue).delayed("celery", infos))
+        put(self, *args, **options)
+
+    monkeypatch.setattr(Channel, "_put", start_another)
+    counts.append(filled.redirect_many(Query(queue="celery"), "other").changed)
+    assert counts == [2, 1]
+    found = where(filled)
+    assert sorted(id for ids in found.values() for id in ids if id[0] == "d") == ["d0", "d1", "d2"]
+    assert "d0" in found["other"]
+    assert {info.id: info.due_ms for info in filled.find()} == due
+
+
 @pytest.mark.parametrize("state", ["delayed", "ready"])
 def test_the_clock_of_this_machine_does_not_matter(
     filled: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
@@ -308,7 +331,7 @@ def test_killed_on_the_way(filled: Delayed, state: str, moment: str) -> None:
     assert ids[0] not in found["celery"]
     assert {*ids[1:]} <= {*found["celery"]}
     for info in filled.find(queue="celery"):
-        due_ms = max(dues.get(info.id, 0), (time() + 60) * 1000)
+        due_ms = max(dues.get(info.id, 0) + 1, (time() + 60) * 1000)
         assert (info.due_ms or 0) <= due_ms
 
 

@@ -136,7 +136,8 @@ class Redirect:
         for info, record in zip(infos, records, strict=True):
             waiting = None if record is None else waiting_of(store, shard, info.member, record)
             if waiting is not None and _is_same(info, kept := waiting.kept):
-                hold_ms = max(kept.due_ms, until_ms())
+                # At least 1 ms later, so that a redirect that has read it, too, finds it changed.
+                hold_ms = max(kept.due_ms + 1, until_ms())
                 if backlog.revise(waiting, kept.step, kept.message, hold_ms):
                     yield info
 
