@@ -69,7 +69,8 @@ class Run:
     """A task in a worker, from its receipt to its end: its facts, and how many are written.
 
     Hooks set a fact and then check `is_seen`; the thread sets `is_seen` and then reads the facts.
-    So a fact that one of them misses is seen by the other.
+    So a fact that one of them misses is seen by the other. No time is before an earlier one, even
+    if the clock was set back: a history is read in the order of its times.
     """
 
     queue: Queue
@@ -134,14 +135,14 @@ class Recorder:
     def started(self, run: Run, pid: int, is_late: bool) -> None:
         """Note that a pool has started it. `is_late`: it is acknowledged when it has ended."""
         run.pid, run.is_late = pid, is_late
-        run.started_at = time.time()
+        run.started_at = max(time.time(), run.received_at)
         if run.is_seen:
             self._has_room(run)
 
     def ended(self, run: Run, state: str, rest: Any) -> None:
         """Note its end: "+" with its run time in seconds, or "-", "~", "x" or "b" with facts."""
         run.rest, run.state = rest, state
-        run.ended_at = time.time()
+        run.ended_at = max(time.time(), run.started_at, run.received_at)
         if run.is_seen:
             self._has_room(run)
 

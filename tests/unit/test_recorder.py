@@ -98,6 +98,26 @@ def test_what_has_not_begun_has_no_time_of_its_start(told: Recorder) -> None:
     assert noted(told, run) == "r+"
 
 
+@pytest.mark.parametrize("steps_at", ["start", "end"])
+def test_a_clock_that_is_set_back_hides_no_end(
+    told: Recorder, steps_at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task was shown as running for ever."""
+    clock = [1_000_000.0]
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(time=lambda: clock[0]))
+    run = received(told, 1)
+    assert run is not None
+    clock[0] -= 5 if steps_at == "start" else 0
+    told.started(run, 7, False)
+    clock[0] -= 5 if steps_at == "end" else 0
+    told.ended(run, "+", 0.1)
+    note = told._noted(run)
+    assert note is not None
+    history = lines(*note.lines.splitlines())
+    assert history.state == "succeeded"
+    assert [step.event for step in history.steps] == ["received", "started", "succeeded"]
+
+
 def test_what_ran_over_its_limit_is_noted_before_its_end_and_is_slow(told: Recorder) -> None:
     run = received(told, 1)
     assert run is not None
