@@ -93,6 +93,11 @@ class Step:
         return self.nesting, self.attempt
 
     @property
+    def is_end(self) -> bool:
+        """Whether an attempt ends with this step."""
+        return self.event not in ("received", "started", "overran", "returned")
+
+    @property
     def at(self) -> datetime:
         return from_ms(self.at_ms)
 
@@ -277,7 +282,7 @@ def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:
 
 def _is_before(end: Step, received: Step) -> bool:
     """Returns whether a task had ended, so that this is the receipt of another with its id."""
-    if end.event in ("received", "started", "overran", "returned"):
+    if not end.is_end:
         return False
     if end.run in (received.run, UNKNOWN):
         return end.at_ms < received.at_ms
@@ -291,7 +296,7 @@ def _life_in_order(life: Sequence[Step]) -> list[Step]:
         nesting, attempt = max(each.run for each in life if each.at_ms <= step.at_ms)
         return replace(step, nesting=nesting, attempt=attempt or 1)
 
-    return sorted(map(placed, life), key=lambda step: (step.run, step.at_ms))
+    return sorted(map(placed, life), key=lambda step: (step.run, step.is_end, step.at_ms))
 
 
 def _row(text: str) -> list[Any] | None:

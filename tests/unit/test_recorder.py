@@ -147,6 +147,15 @@ def lines(*rows: str) -> TaskHistory:
         (['["r",5,0,"w@h:7:ab"]', '["r",5,0,"w@h:7:ab"]'], "received", ["received"]),
         # A retry was written by another worker, sooner, or with a clock that is behind.
         (['["+",3,1,5]', '["~",9,0,{"next_ms":9}]'], "succeeded", ["retrying", "succeeded"]),
+        # Another worker, whose clock is ahead, has given it back.
+        (
+            [
+                *('["r",20,0,"v@h:8:cd"]', '["b",22,0,{}]'),
+                *('["r",5,0,"w@h:7:ab"]', '["s",6,0,"w@h:7:ab",3,0]', '["+",9,0,3]'),
+            ],
+            "succeeded",
+            ["received", "started", "received", "returned", "succeeded"],
+        ),
         (
             ['["o",6,0,{"limit_ms":5}]', '["+",9,0,8]'],
             "succeeded",
