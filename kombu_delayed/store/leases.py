@@ -12,7 +12,7 @@ from ..connection.commands import pairs
 from ..connection.native import get_logger
 from ..errors import NodeDown
 from .calls import instrumentation
-from .calls.caller import CALL_LIMIT, Caller, chunks
+from .calls.caller import CALL_LIMIT, Caller, chunks, without_errors
 from .calls.scripts import Call
 
 logger = get_logger(__name__)
@@ -81,17 +81,21 @@ class Leases:
         entries = [part for each in held for part in each]
         self._store.post(*self._store.call("hold", queue, entries=entries), on_error)
 
-    def consumers(self, queue: str) -> list[tuple[str, int, int]]:
-        """Each consumer's name, ms until its lease ends, and unacked messages; first to end first.
+    def ends(self, queue: str) -> list[tuple[str, int]]:
+        """Each consumer's name, and ms until its lease ends; first to end first.
 
         Bytes of a name that are not UTF-8 become surrogates, as all functions with a name expect.
         """
-        keys, found = self._store.keys(queue), self._store.ask("consumers", queue)
+        found = self._store.ask("consumers", queue)
         names = [name.decode(errors="surrogateescape") for name in found[::2]]
-        return [
-            (name, int(left_ms), self._store.run("HLEN", keys.unacked(name)))
-            for name, left_ms in zip(names, found[1::2], strict=True)
-        ]
+        return [*zip(names, map(int, found[1::2]), strict=True)]
+
+    def consumers(self, queue: str) -> list[tuple[str, int, int]]:
+        """Each consumer as in `ends`, with the number of its unacked messages."""
+        ends, keys = self.ends(queue), self._store.keys(queue)
+        commands = [("HLEN", keys.unacked(name)) for name, _ in ends]
+        counts = without_errors(self._store.run.many(commands))
+        return [(*each, count) for each, count in zip(ends, counts, strict=True)]
 
     def renew(self, queue: str, consumer: str, lease_ms: int) -> list[str] | None:
         """Renew the lease in one queue; returns None if it was lost.

@@ -10,8 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 
 from celery_ext import Delayed
+from celery_ext.http.dialects import long_poll
 from celery_ext.http.dialects.claims import LIMIT
 from celery_ext.http.dialects.delayedqueue import PULL_TASK
 from celery_ext.http.dialects.queued_models import QueuedTask
@@ -319,6 +321,26 @@ def test_who_waits_is_a_consumer(api: httpx.Client) -> None:
     assert {each["id"] for each in found} == {"1", "2"}
     send(api, "POST", f"{PATH}/ack", acks=[each["ack"] for each in found])
     assert consumers() == 0
+
+
+def test_who_waits_does_not_read_the_leases_of_all_who_wait(
+    api: httpx.Client, client: redis.Redis
+) -> None:
+    service, topic = api.api.service, Topic("default", "mail")  # type: ignore[attr-defined]
+    for _ in range(50):
+        long_poll.Waiting(service, [topic]).show()
+    client.config_resetstat()
+    assert long_poll.claim(service, [topic], 1, 60_000) == []
+    for _ in range(9):
+        assert long_poll.claim(service, [topic], 1, 60_000, again=True) == []
+    called = {name: each["calls"] for name, each in client.info("commandstats").items()}
+    assert called["cmdstat_evalsha"] == 10 + 2  # a count each time, and the leases twice
+    assert called["cmdstat_hlen"] == 10  # of the counts
+
+
+@pytest.mark.parametrize(("waiting", "seconds"), [(1, 0.25), (100, 0.25), (1_000, 2.5)])
+def test_many_who_wait_look_less_often(waiting: int, seconds: float) -> None:
+    assert long_poll.interval(waiting) == seconds
 
 
 def test_poll_limit_is_its_own(serve: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from celery_ext.tasks.task_info import TaskInfo
@@ -37,8 +38,8 @@ PATH = "/v1/delayedqueue"
 #: The name of these tasks in their messages: no Celery worker runs it.
 PULL_TASK = "celery_ext.http.pull"
 
-#: How often a long poll looks for tasks, and how long it waits at most.
-INTERVAL_SECONDS, LONGEST_WAIT = 0.25, timedelta(seconds=60)
+#: How long a long poll waits at most.
+LONGEST_WAIT = timedelta(seconds=60)
 
 #: Attempts to create a task while others create it, or a consumer takes it, at the same time.
 TRIES = 3
@@ -268,14 +269,18 @@ async def queued_poll(call: Call) -> dict[str, Any]:
     waiting = long_poll.Waiting(call.service, topics)
     try:
         with call.service.polls.place(call.identity):
+            claim = partial(long_poll.claim, call.service, topics, query.max, lease_ms)
             while True:
-                found = await call.run(long_poll.claim, call.service, topics, query.max, lease_ms)
+                found = await call.run(claim)
                 if found or time.monotonic() >= until or await call.request.is_disconnected():
                     break
-                await call.run(waiting.show)
-                if not await call.service.pause(min(INTERVAL_SECONDS, until - time.monotonic())):
+                if waiting.must_show:
+                    await call.run(waiting.show)
+                seconds = long_poll.interval(call.service.polls.taken.total())
+                if not await call.service.pause(min(seconds, until - time.monotonic())):
                     break
                 await call.check()
+                claim = partial(claim, again=True)
     finally:
         if waiting.is_shown:
             await call.run(waiting.end)

@@ -29,6 +29,12 @@ from .topics import PREFIX, QUOTED_PREFIX, Topic
 #: lasts that sorts the tasks of an old queue.
 SHOW_SECONDS, WAITING_MS, SORTING_MS = 4.0, 15_000, 60_000
 
+#: How often the programs that wait for tasks of a shard look for expired leases, all together.
+LEASES_SECONDS = 1.0
+
+#: How often a waiting program looks for tasks, and how many looks a second all of them share.
+INTERVAL_SECONDS, LOOKS = 0.25, 400
+
 
 class Held(NamedTuple):
     """A task that was handed out: its shard, its consumer and its tag."""
@@ -57,12 +63,18 @@ def read_ack(text: str) -> Held:
     return held
 
 
+def interval(waiting: int) -> float:
+    """The seconds between two looks of a program, when this number of programs waits."""
+    return max(INTERVAL_SECONDS, waiting / LOOKS)
+
+
 def claim(
-    service: Service, topics: Sequence[Topic], most: int, lease_ms: int
+    service: Service, topics: Sequence[Topic], most: int, lease_ms: int, *, again: bool = False
 ) -> list[tuple[TaskInfo, str]]:
     """Claim due tasks, each with the text that acknowledges it, from the first topic that has some.
 
-    The lowest score of a topic goes first, then the task that was due first.
+    The lowest score of a topic goes first, then the task that was due first. `again` is for a
+    program that has looked before, and waits.
     """
     store = service.delayed.store
     for topic in topics:
@@ -71,13 +83,23 @@ def claim(
                 with Claim(service, shard, SORTING_MS) as others:
                     others.sort()
         for shard in store.shards.all(topic.queue):
-            _reclaim(store, shard)
+            if not again or _is_time(service, shard):
+                _reclaim(store, shard)
             size = store.size(shard)
             if size.ready + size.due:
                 with Claim(service, shard, lease_ms) as mine:
                     if found := mine.take(most):
                         return found
     return []
+
+
+def _is_time(service: Service, shard: str) -> bool:
+    """Whether to look for expired leases. Each look reads the leases of all who wait."""
+    now = monotonic()
+    if now - service.looked_at.get(shard, -inf) < LEASES_SECONDS:
+        return False
+    service.looked_at[shard] = now
+    return True
 
 
 class Waiting:
@@ -94,10 +116,13 @@ class Waiting:
         """Whether `end` must be called."""
         return self._shown_at > -inf
 
+    @property
+    def must_show(self) -> bool:
+        """Whether it is time to call `show`."""
+        return monotonic() - self._shown_at >= SHOW_SECONDS
+
     def show(self) -> None:
         """Show that the program waits, for a while."""
-        if monotonic() - self._shown_at < SHOW_SECONDS:
-            return
         self._shown_at = monotonic()
         for shard in self._shards():
             begin_lease(self._store, shard, self._name, WAITING_MS)
@@ -127,7 +152,7 @@ _ended: dict[tuple[str, str], Ended] = {}
 
 
 def _reclaim(store: Store, shard: str) -> None:
-    for name, left_ms, _ in store.leases.consumers(shard):
+    for name, left_ms in store.leases.ends(shard):
         seconds = silence_seconds(name)
         if left_ms > 0:
             _ended.pop((shard, name), None)
@@ -164,10 +189,8 @@ def ack(service: Service, held: Iterable[Held]) -> int:
     store, count = service.delayed.store, 0
     for shard, consumer, tag in held:
         unacked = store.keys(shard).unacked(consumer)
-        is_leased = any(
-            name == consumer and left_ms > 0 for name, left_ms, _ in store.leases.consumers(shard)
-        )
-        if not is_leased or not store.run("HEXISTS", unacked, tag):
+        end_ms = store.run("ZSCORE", store.keys(shard).consumers, consumer) or 0
+        if float(end_ms) <= server_ms(store, shard) or not store.run("HEXISTS", unacked, tag):
             continue
         failed: list[bool] = []
         store.ack(shard, consumer, [tag], partial(failed.append, True))

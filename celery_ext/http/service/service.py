@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from celery import Celery
+from kombu.utils.functional import LRUCache
 
 from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
@@ -33,6 +34,9 @@ T = TypeVar("T")
 
 #: How long the names of the broker's queues are cached, and how long for metrics.
 NAMES_SECONDS, METRICS_NAMES_SECONDS = 5.0, 60.0
+
+#: For how many shards it is known when their leases were looked at.
+SHARDS_LOOKED_AT = 10_000
 
 
 class Places:
@@ -90,6 +94,8 @@ class Service:
         self.streams = Places(self.options.streams, "streams")
         self.polls = Places(self.options.polls, "long polls")
         self.searches = Places(threads + waiting, "searches", threads)
+        #: When a waiting program last looked for expired leases in a shard.
+        self.looked_at: Any = LRUCache(SHARDS_LOOKED_AT)
         #: The names of the queues, which are slow to find among all keys.
         self._names = Cache()
 
