@@ -111,7 +111,7 @@ _DENIED = re.compile(r"\bNOPERM\b|ACL failure in script|user executing the scrip
 _NOT_READY = re.compile(r"\b(READONLY|MASTERDOWN|LOADING|BUSY|MISCONF|NOREPLICAS|CLUSTERDOWN)\b")
 
 
-def translate(error: exceptions.ResponseError) -> Exception:
+def translate(error: exceptions.ResponseError, database: int | None = None) -> Exception:
     """Return this library's error for an error of the server; our own faults stay unchanged.
 
     An error in a script has the server's code somewhere in its text, or has redis-py's class.
@@ -136,7 +136,8 @@ def translate(error: exceptions.ResponseError) -> Exception:
             "renamed or disabled in its configuration (rename-command)"
         )
     if "DB index is out of range" in str(error):
-        return UrlError("the server has no database of the number that the broker URL names")
+        name = "of the number that" if database is None else f"{database}, which"
+        return UrlError(f"the server has no database {name} the broker URL names")
     if str(error).startswith("UNBLOCKED"):  # what came before on this connection was carried out
         return exceptions.ConnectionError(f"the server has ended a wait: {error}")
     known = (exceptions.ReadOnlyError, exceptions.MasterDownError, exceptions.ClusterDownError)

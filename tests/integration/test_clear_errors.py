@@ -28,7 +28,7 @@ from tests.kit.servers import Server, available_kinds, start_server
     [
         ("shop", "database in the broker URL must be 0 or more, not 'shop'"),
         ("-1", "database in the broker URL must be 0 or more, not '-1'"),
-        ("99", "the server has no database of the number that the broker URL names"),
+        ("99", "the server has no database 99, which the broker URL names"),
     ],
 )
 def test_a_database_that_is_none(database: str, text: str, server: Server) -> None:

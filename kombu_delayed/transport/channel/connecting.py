@@ -239,7 +239,9 @@ class ConnectingChannel(stock.Channel):
         try:
             yield
         except (ResponseError, ServerNotReady) as error:
-            meaning = translate(error) if isinstance(error, ResponseError) else error
+            meaning: Exception = error
+            if isinstance(error, ResponseError):
+                meaning = translate(error, self._database(urls.address(self.connection.client)))
             if isinstance(meaning, ServerNotReady):
                 server_checks.look_again()
             if meaning is error:
