@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +12,9 @@ from celery.app.task import Task
 from celery.canvas import Signature
 
 from kombu_delayed.message.envelope import eta_to_ms
+
+from ...errors import QueryError
+from ...tasks.times import from_now_ms
 
 #: Options that are the same in every message that is filled in from one template.
 _PLAIN = frozenset(
@@ -144,10 +146,10 @@ def check_time(options: Mapping[str, Any]) -> None:
             eta_to_ms(eta)
         except (ValueError, TypeError, OverflowError) as error:
             raise RowError(f"eta takes a datetime or ISO 8601, not {eta!r}"[:200]) from error
-    if countdown is not None and not _is_number(countdown):
-        raise RowError(f"countdown takes a number of seconds, not {countdown!r}"[:200])
-
-
-def _is_number(value: Any) -> bool:
-    whole = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return whole and math.isfinite(value)
+    if countdown is not None:
+        if not isinstance(countdown, (int, float)) or isinstance(countdown, bool):
+            raise RowError(f"countdown takes a number of seconds, not {countdown!r}"[:200])
+        try:
+            from_now_ms("countdown", countdown)
+        except QueryError as error:
+            raise RowError(str(error)[:200]) from error

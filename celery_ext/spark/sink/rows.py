@@ -184,8 +184,6 @@ class Rows:
             options["eta"] = eta
         if type(eta) is not datetime:
             check_time(options)
-        if countdown is not None:
-            from_now_ms("countdown", options["countdown"])
         kwargs = {} if kwargs is None else _object("kwargs", kwargs)
         return Call(task, _list(args), kwargs, options)
 
