@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from celery_ext import Delayed
 from celery_ext.policies import Limit
 from kombu_delayed.store.outcomes.tallies import Tallies
-from tests.kit.http import api_client
+from tests.kit.http import api_client, bury
 from tests.kit.servers import Server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop
 
@@ -158,6 +158,21 @@ def test_each_page(opened: Any, shop: dict[str, Any], width: int, scheme: str) -
         assert page.evaluate(STICKS_OUT) == [], path
     page.get_by_role("link", name="Dead letters").first.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Dead letters")
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+def test_long_names(opened: Any, open_shop: OpenShop, width: int) -> None:
+    app, _, visitor = open_shop()
+    queue, tenant = "q" * 150, "t" * 150
+    for more in ({"countdown": 900}, {}):
+        app.send_task("x" * 150, queue=queue, headers={"tenant": tenant}, **more)
+    bury(Delayed(app), queue, "ValueError: " + "r" * 150)
+    Delayed(app).pause(queue, tenant=tenant, why="w" * 150)
+    page = opened(str(visitor.client.base_url), width)
+    for path in ("/backlog", f"/backlog?queue={queue}", "/dead?task=*", "/policies", "/consumers"):
+        page.goto(str(visitor.client.base_url).rstrip("/") + path)
+        assert page.evaluate("() => document.documentElement.scrollWidth - innerWidth") <= 0, path
+        assert page.evaluate(STICKS_OUT) == [], path
 
 
 @pytest.mark.parametrize("path", ["/backlog", "/backlog?state=ready", "/failures", "/dead?task=*"])
