@@ -197,6 +197,7 @@ def test_events(cli: Cli) -> None:
     assert cli.text("events", "--limit", "2").splitlines() == lines[-2:]
     assert len(cli.text("events", "-Q", "mail").splitlines()) == 3
     assert len(cli.text("events", "--id", "one", "--limit", "0").splitlines()) == 2
+    assert "No events of a task nobody are kept." in cli("events", "--id", "nobody").stderr
     last = json.loads(cli("events", "--limit", "1", "--json").stdout)
     assert (last["event"], last["id"], last["queue"]) == ("cancelled", "two", "mail")
     store = cli.backlog.store

@@ -64,7 +64,8 @@ def events(
                 if (event.stream, event.stream_id) not in shown:
                     _show(session, event)
     elif not found:
-        session.nothing("No events are kept.")
+        of = "" if task_id is None else f" of a task {task_id}"
+        session.nothing(f"No events{of} are kept.")
 
 
 def _last_id(session: Session, queue: str) -> str:
