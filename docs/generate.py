@@ -67,9 +67,11 @@ def options_page() -> str:
         least, most = each.metadata["least"], each.metadata["most"]
         is_text = str(each.type).startswith("str")
         default = f"`{each.default}`" if each.default is not None else "see right"
-        span = "`True`, `False`" if isinstance(each.default, bool) else f"{least:g} to {most:g}"
+        span = (
+            "`True`, `False`" if isinstance(each.default, bool) else f"{least:.15g} to {most:.15g}"
+        )
         if is_text:
-            span = f"up to {most:g} characters" if most < math.inf else f"`{COMPRESSION}`"
+            span = f"up to {most:.15g} characters" if most < math.inf else f"`{COMPRESSION}`"
         span = "lists by queue" if str(each.type).startswith("Mapping") else span
         lines.append(f"| `{PREFIX}{each.name}` | {default} | {span} | {each.metadata['meaning']} |")
     lines += [
@@ -89,7 +91,7 @@ def settings_table(kind: type) -> list[str]:
     lines = ["| option | default | range | meaning |", "|---|---|---|---|"]
     for option in fields(kind):
         least, most = option.metadata["least"], option.metadata["most"]
-        span = f"{least:g} to {most:g}" if most else ""
+        span = f"{least:.15g} to {most:.15g}" if most else ""
         shown = f"`{option.default}`" if option.default not in ("", ()) else ""
         lines.append(f"| `{option.name}` | {shown} | {span} | {option.metadata['meaning']} |")
     return lines

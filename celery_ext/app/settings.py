@@ -64,5 +64,5 @@ def _checked(setting: str, option: Any, value: Any) -> Any:
         raise OptionError(f"{name} takes a {'whole ' if whole else ''}number, not {value!r}")
     least, most = option.metadata["least"], option.metadata["most"]
     if not least <= value <= most:
-        raise OptionError(f"{name} takes {least:g} to {most:g}, not {value!r}")
+        raise OptionError(f"{name} takes {least:.15g} to {most:.15g}, not {value!r}")
     return value if whole else float(value)

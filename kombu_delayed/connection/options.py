@@ -254,7 +254,9 @@ def _checked_number(name: str, option: Any, value: Any) -> float:
         raise OptionError(f"transport option {name} takes {kind}, not {value!r}")
     least, most = option.metadata["least"], option.metadata["most"]
     if not least <= value <= most:
-        raise OptionError(f"transport option {name} takes {least:g} to {most:g}, not {value!r}")
+        raise OptionError(
+            f"transport option {name} takes {least:.15g} to {most:.15g}, not {value!r}"
+        )
     return value
 
 

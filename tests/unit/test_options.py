@@ -55,7 +55,7 @@ def test_misspelt_option_is_refused_with_a_suggestion(name: str, meant: str) -> 
         ("lease_seconds", 0.9, "takes 1 to 86400, not 0.9"),
         ("lease_seconds", "30", "takes a number, not '30'"),
         ("partition_size", 128.0, "takes a whole number, not 128.0"),
-        ("max_deliveries", 1_000_001, "takes 0 to 1e+06, not 1000001"),
+        ("max_deliveries", 1_000_001, "takes 0 to 1000000, not 1000001"),
         ("shards", 0, "takes 1 to 1000, not 0"),
         ("shards", {"mail": 1001}, "of 'mail' takes 1 to 1000, not 1001"),
         ("shards", {"mail": 2.5}, "of 'mail' takes a whole number, not 2.5"),
