@@ -16,6 +16,7 @@ from celery_ext.http.api.task_models import NewTask
 from celery_ext.http.service.create_once import digest_of
 from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
+from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.inspection.ready import index as ready_index
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
@@ -49,6 +50,27 @@ def test_a_ready_task_among_many(
     delayed.cancel("ready-4")
     assert api.get("/v1/tasks/ready-4").json()["status"] != "waiting"
     assert api.get("/v1/tasks/ready-3").json()["status"] == "waiting"
+
+
+def test_a_delayed_task_among_many_queues(
+    api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All queues are asked in one go."""
+    for n in range(60):
+        delayed.app.send_task("till.charge", queue=f"q{n}", countdown=3600)
+    for _ in range(2):
+        api.post("/v1/tasks", json={**MAIL, "id": "one", "queue": "q30"})
+    assert status.with_id(delayed.store, [*delayed.queues()], "one") == {"q30"}
+    calls, run = list[Any](), ServerConnection.insist
+
+    def counted(*command: Any, **more: Any) -> Any:
+        calls.append(command)
+        return run(*command, **more)
+
+    monkeypatch.setattr(ServerConnection, "insist", counted)
+    assert api.put("/v1/tasks/one", json=MAIL).status_code == 200
+    assert api.put("/v1/tasks/two", json=MAIL).status_code == 201
+    assert len(calls) < 60
 
 
 def test_policies_of_a_task(api: httpx.Client, delayed: Delayed) -> None:

@@ -74,15 +74,31 @@ def delayed_infos(
     Only those that the caller may see.
     """
     store = service.delayed.store
-    for name in names_of(service, identity, queue):
-        found: dict[str, list[TaskInfo]] = {}
-        for shard in store.shards.nearest(name, id):
-            infos = [TaskInfo.waiting(shard, each) for each in Backlog(store, shard).get(id)]
-            if mine := [info for info in infos if identity.sees(info.queue, info.tenant)]:
-                found[shard] = mine
-        if found:
-            return found
+    for names in places(service, identity, queue):
+        shards = {name: store.shards.nearest(name, id) for name in names}
+        some = with_id(store, [*chain.from_iterable(shards.values())], id)
+        for each in shards.values():
+            found: dict[str, list[TaskInfo]] = {}
+            for shard in filter(some.__contains__, each):
+                infos = [TaskInfo.waiting(shard, one) for one in Backlog(store, shard).get(id)]
+                if mine := [info for info in infos if identity.sees(info.queue, info.tenant)]:
+                    found[shard] = mine
+            if found:
+                return found
     return {}
+
+
+def with_id(store: Store, shards: Sequence[str], id: str) -> set[str]:
+    """The shards that may have a delayed message with an id. All are asked in one go."""
+    hashes = [
+        (shard, hash)
+        for shard, keys in zip(shards, map(store.keys, shards), strict=True)
+        for hash in (keys.messages, keys.duplicates)
+    ]
+    calls = (store.call("records", shard, hash=hash, fields=[id]) for shard, hash in hashes)
+    answers = zip(hashes, store.together([*calls]), strict=True)
+    # An error is raised again when this shard is read.
+    return {shard for (shard, _), found in answers if isinstance(found, Exception) or found[0]}
 
 
 def first_info(found: dict[str, list[TaskInfo]]) -> TaskInfo | None:

@@ -39,6 +39,7 @@ from ..status import (
     is_crowded,
     look_up,
     state_of,
+    with_id,
 )
 from ..task_models import RESERVED, NewTask, NewTaskWithId, TaskChange
 
@@ -176,8 +177,9 @@ def _elsewhere(call: Call, id: str) -> bool:
     service = call.service
     if delayed_infos(service, call.identity, id):
         return True
+    delayed = service.delayed
     if call.identity.tenants and any(
-        service.delayed.backlog(name).get(id) for name in service.delayed.shards(None)
+        delayed.backlog(name).get(id) for name in with_id(delayed.store, delayed.shards(None), id)
     ):
         raise Problem.of_field("id", "it is taken", 409)
     return False
