@@ -40,8 +40,8 @@ class ToStock(Migration):
     def blockers(self) -> list[str]:
         """Return running consumers of this transport: they would put messages into the backlog."""
         return [
-            f"{len(live)} consumers of queue {queue!r} run on this transport "
-            f"({', '.join(sorted(live)[:5])}): they would put the messages back into the backlog. "
+            f"consumers of queue {queue!r} run on this transport: {len(live)} "
+            f"({', '.join(sorted(live)[:5])}). They would put the messages back into the backlog. "
             "Stop them; a killed one counts until its lease ends"
             for queue in self.queues()
             if (live := self._consumers(queue)[0])

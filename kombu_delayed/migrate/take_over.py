@@ -59,7 +59,7 @@ class ToDelayed(Migration):
         if not running:
             return []
         return [
-            f"{len(running)} stock consumers are connected ({', '.join(running[:5])}): the "
+            f"stock consumers are connected: {len(running)} ({', '.join(running[:5])}). The "
             "messages that they hold would run twice. Stop them first"
         ]
 
