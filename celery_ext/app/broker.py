@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -34,6 +35,9 @@ RETRY_POLICY = ("max_retries", "interval_start", "interval_step", "interval_max"
 #: How long a server may take to accept a connection, and how long for its first answer. Kombu would
 #: wait for minutes. An app that retries more often than Celery's default waits for it, too.
 FIRST_ANSWER_SECONDS, USUAL_RETRIES = 5.0, 3
+
+#: Not Kombu's logger, which is silent unless logging is set up, as in Spark's processes.
+logger = logging.getLogger(__name__)
 
 Self = TypeVar("Self", bound="Broker")
 
@@ -105,9 +109,11 @@ class Broker:
         options = {name: policy[name] for name in RETRY_POLICY if name in policy}
         connection = self.connection
         with connection._reraise_as_library_errors():
-            if (retries := options.get("max_retries")) is not None and retries <= USUAL_RETRIES:
+            retries = options.get("max_retries")
+            is_patient = retries is None or retries > USUAL_RETRIES
+            if not is_patient:
                 _pass_over_silent_servers(connection)
-            connection.ensure_connection(partial(_give_up_if_denied, connection), **options)
+            connection.ensure_connection(_Failures(connection, is_patient), **options)
             self._channel = connection.default_channel
             store = copy(self._channel.store)
         # A Cluster connection finds lost nodes again without a reconnect.
@@ -142,11 +148,22 @@ class Broker:
             connection.release()
 
 
-def _give_up_if_denied(connection: Connection, error: BaseException, interval: float) -> None:
-    """Do not wait for a server that refuses a password: no other one is tried, or made."""
-    is_denied = isinstance(error, AuthenticationError) and not connection.alt
-    if is_denied and not urls.address(connection).credential_provider:
-        raise error
+class _Failures:
+    """Called after each attempt to connect that has failed."""
+
+    def __init__(self, connection: Connection, is_patient: bool) -> None:
+        self._connection = connection
+        self._tells = is_patient
+
+    def __call__(self, error: BaseException, interval: float) -> None:
+        """Do not wait for a server that refuses a password: no other one is tried, or made."""
+        connection = self._connection
+        is_denied = isinstance(error, AuthenticationError) and not connection.alt
+        if is_denied and not urls.address(connection).credential_provider:
+            raise error
+        if self._tells:
+            logger.warning("Cannot reach %s; trying again: %s", connection.as_uri(), error)
+            self._tells = False
 
 
 def _pass_over_silent_servers(connection: Connection) -> None:

@@ -111,6 +111,21 @@ def test_another_server_answers(server: Server, monkeypatch: pytest.MonkeyPatch)
             assert not delayed.counts("nowhere")["nowhere"].delayed
 
 
+@pytest.mark.parametrize(("tries", "lines"), [(3, 0), (5, 1)])
+def test_a_long_wait_for_a_server_is_announced_once(
+    tries: int, lines: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery(broker="delayed+redis://:secret@127.0.0.1:1/0", set_as_current=False)
+    app.conf.task_publish_retry_policy = {
+        **dict.fromkeys(("interval_start", "interval_step", "interval_max"), 0.001),
+        "max_retries": tries,
+    }
+    with closing(Delayed(app)) as delayed, pytest.raises(OperationalError):
+        delayed.counts()
+    said = "Cannot reach delayed+redis://:**@127.0.0.1:1/0; trying again: Error 111 connecting to"
+    assert [text.startswith(said) for text in caplog.messages] == [True] * lines
+
+
 def test_a_sender_is_told_of_a_server_that_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         name = f"127.0.0.1:{silent.getsockname()[1]}"
