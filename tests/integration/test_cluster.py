@@ -14,7 +14,7 @@ from kombu_delayed.errors import NotReplicated, OptionError, ServerError, Server
 from kombu_delayed.store.keys import format_version
 from tests.kit.clusters import Cluster
 from tests.kit.inbox import Connect, Inbox
-from tests.kit.sending import publish, queue_of
+from tests.kit.mail import publish, queue_of
 from tests.kit.servers import Server, free_port
 from tests.kit.wait import wait_until
 
@@ -42,10 +42,10 @@ def test_messages_pass(connect: Connect, queues: list[Queue]) -> None:
     inbox = Inbox(connection, *queues)
     inbox.drain(0.05)
     for queue in queues:
-        publish(source, f"now {queue.name}", queue)
+        publish(source, f"now {queue.name}", queue=queue)
     assert {*inbox.receive(3)} == {f"now {queue.name}" for queue in queues}
     for queue in queues:
-        publish(source, f"later {queue.name}", queue, 300)
+        publish(source, f"later {queue.name}", queue=queue, delay_ms=300)
     assert {*inbox.receive(6)[3:]} == {f"later {queue.name}" for queue in queues}
 
 
@@ -68,7 +68,7 @@ def test_a_batch_over_all_nodes(connect: Connect, queues: list[Queue]) -> None:
 
 def test_replicas_have_what_was_sent(connect: Connect, queues: list[Queue]) -> None:
     for queue in queues:
-        publish(connect(delayed_replicas_to_wait=1), "x", queue, 60_000)
+        publish(connect(delayed_replicas_to_wait=1), "x", queue=queue, delay_ms=60_000)
 
 
 def test_nothing_is_stored_on_a_node_with_too_few_replicas(
@@ -77,7 +77,7 @@ def test_nothing_is_stored_on_a_node_with_too_few_replicas(
     """As with Sentinel. The master of a failover has none at first."""
     too_many = {"delayed_replicas_to_wait": 2, "delayed_replica_timeout_seconds": 0.05}
     with pytest.raises(ServerNotReady, match=r"1 of 2 replicas .* nothing was stored"):
-        publish(connect(**too_many), "x", queues[0])
+        publish(connect(**too_many), "x", queue=queues[0])
     assert sum(connect().default_channel.store.size(queues[0].name)) == 0
 
 
@@ -89,13 +89,13 @@ def test_a_replica_that_fails_later(
     (replica,) = cluster.replicas_of(cluster.master_of(queues[0].name))
     before = waiting.default_channel.store.size(queues[0].name).ready
     with replica.standing_still(), pytest.raises(NotReplicated):
-        publish(waiting, "x", queues[0])
+        publish(waiting, "x", queue=queues[0])
     assert waiting.default_channel.store.size(queues[0].name).ready == before + 1
 
 
 def _is_sent(connection: Connection, queue: Queue) -> bool:
     with suppress(ServerNotReady, NotReplicated):
-        publish(connection, "first", queue)
+        publish(connection, "first", queue=queue)
         return True
     return False
 
@@ -107,7 +107,7 @@ def test_a_token_goes_to_who_waits_longest(connect: Connect, queues: list[Queue]
     for inbox in inboxes:
         _wait_for_all_to_listen([inbox])
     for n in range(6):
-        publish(source, n, queues[0])
+        publish(source, n, queue=queues[0])
         wait_until(lambda: _drained(inboxes) > n, "it came")  # noqa: B023
         _wait_for_all_to_listen(inboxes)
     assert [inbox.bodies for inbox in inboxes] == [[0, 3], [1, 4], [2, 5]]
@@ -133,7 +133,7 @@ def test_a_token_passes_over_who_has_gone(connect: Connect, queues: list[Queue])
     there.drain(0.05)
     for wake in gone.consumer.channel.consumer.wakes:
         wake.connection.disconnect()
-    publish(connect(), "x", queues[0])
+    publish(connect(), "x", queue=queues[0])
     assert there.receive(1) == ["x"]
 
 
@@ -146,9 +146,9 @@ def test_a_token_for_later_keeps_nobody_from_those_for_now(
     inbox.drain(0.05)
     inbox.stop_polling()
     for body, late_ms, delay_ms in (("a", 3_600_000, 0), ("b", 3_000_000, 0), ("c", 30_000, 200)):
-        publish(source, "late", queues[0], late_ms)
+        publish(source, "late", queue=queues[0], delay_ms=late_ms)
         inbox.drain(0.05)
-        publish(source, body, queues[0], delay_ms)
+        publish(source, body, queue=queues[0], delay_ms=delay_ms)
         inbox.receive(len(inbox.messages) + 1)
     assert inbox.bodies == ["a", "b", "c"]
 
@@ -169,7 +169,7 @@ def test_prefetch_is_of_the_whole_consumer(connect: Connect, queues: list[Queue]
     """And each node gets its turn."""
     source = connect()
     for n in range(30):
-        publish(source, n, queues[n % 3])
+        publish(source, n, queue=queues[n % 3])
     inbox = Inbox(connect(), *queues, prefetch_count=6, ack=False)
     inbox.receive(6)
     inbox.drain(0.2)
@@ -186,7 +186,7 @@ def test_one_message_at_a_time_is_of_each_node_in_turn(
     """A backlog on one node does not delay messages of the other nodes."""
     source = connect()
     for n in range(12 * nodes):
-        publish(source, n, queues[n % nodes])
+        publish(source, n, queue=queues[n % nodes])
     inbox = Inbox(connect(), *queues[:nodes], prefetch_count=1)
     inbox.receive(4 * nodes)
     counts = Counter(message.delivery_info["routing_key"] for message in inbox.messages)
@@ -198,7 +198,7 @@ def test_consumers_have_turns_and_limits(connect: Connect, queues: list[Queue]) 
     source, connection = (connect(delayed_policies=policies) for _ in range(2))
     for queue in queues:
         for tenant in "aab":
-            publish(source, f"{tenant} {queue.name}", queue, headers={"tenant": tenant})
+            publish(source, f"{tenant} {queue.name}", queue=queue, headers={"tenant": tenant})
     channel = connection.default_channel
     for queue in queues:
         found = [channel.basic_get(queue.name) for _ in range(3)]
@@ -213,7 +213,7 @@ def test_nothing_is_left_of_a_consumer(
     source, connection = connect(delayed_events=0), connect(delayed_events=0)
     inbox = Inbox(connection, *queues)
     for queue in queues:
-        publish(source, "x", queue)
+        publish(source, "x", queue=queue)
     inbox.receive(3)
     connection.release()
     assert {key for key in keys_of(cluster) if not key.startswith("_kombu.")} == set()
@@ -224,8 +224,8 @@ def test_size_purge_and_delete(connect: Connect, cluster: Cluster, queues: list[
     queues[0](channel).declare()
     source = connect(delayed_shards=4, delayed_events=0)
     for n in range(20):
-        publish(source, n, queues[0], correlation_id=str(n))
-        publish(source, n, queues[0], 60_000)
+        publish(source, n, queue=queues[0], correlation_id=str(n))
+        publish(source, n, queue=queues[0], delay_ms=60_000)
     assert channel.queue_declare(queues[0].name, passive=True).message_count == 20
     assert channel.queue_purge(queues[0].name) == 40
     assert channel.queue_declare(queues[0].name).message_count == 0
@@ -240,7 +240,7 @@ def test_the_lease_of_the_dead_ends(
     dead = connect(delayed_lease_seconds=1)
     held = Inbox(dead, *queues, ack=False)
     for queue in queues:
-        publish(source, queue.name, queue)
+        publish(source, queue.name, queue=queue)
     held.receive(3)
     held.consumer.channel.consumer.lease.end()  # nobody renews any more
     heir = Inbox(connect(delayed_lease_seconds=1), *queues)
@@ -262,7 +262,7 @@ def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
 
 def test_a_name_without_a_slot_of_its_own(connect: Connect) -> None:
     with pytest.raises(OptionError, match="cannot be named '}q'"):
-        publish(connect(), "x", queue_of("}q"))
+        publish(connect(), "x", queue=queue_of("}q"))
 
 
 def test_no_cluster(connect: Connect, server: Server) -> None:

@@ -24,8 +24,8 @@ from kombu_delayed.store.store import Store
 from tests.kit.clusters import PASSWORD, Cluster
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.mail import publish, queue_of
 from tests.kit.producers import Producers
-from tests.kit.sending import publish, queue_of
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
@@ -126,11 +126,11 @@ def test_a_slot_moves_while_messages_go_to_their_gate(
     real_admit = Store.admit
     monkeypatch.setattr(Store, "admit", admit)
     for n in range(3):
-        publish(source, n, queue_of(limited))
+        publish(source, n, queue=queue_of(limited))
     inbox = Inbox(connection, queue_of(limited), queue_of(other))
     wait_until(lambda: inbox.drain(0.01) == [] and half_moved, "it moves")
     for n in range(3, 6):
-        publish(source, n, queue_of(other))
+        publish(source, n, queue=queue_of(other))
     assert sorted(inbox.receive(3)) == [3, 4, 5]
     cluster.move(limited, cluster.master_of(names[1]))
     assert sorted(inbox.receive(6)) == [*range(6)]
@@ -150,20 +150,20 @@ def test_a_node_is_added(connect: Connect, cluster: Cluster, names: list[str]) -
         Inbox(connect(**patient), queue_of(names[0])),
         connect(**patient),
     )
-    publish(source, "first", queue_of(names[0]))
+    publish(source, "first", queue=queue_of(names[0]))
     assert inbox.receive(1) == ["first"]
     inbox.drain(0.05)
     new = cluster.add_master()
     try:
         cluster.move(names[0], new)
         assert cluster.master_of(names[0]) is new
-        publish(source, "second", queue_of(names[0]))
-        publish(source, "third", queue_of(names[0]), 100)
+        publish(source, "second", queue=queue_of(names[0]))
+        publish(source, "third", queue=queue_of(names[0]), delay_ms=100)
         assert inbox.receive(3) == ["first", "second", "third"]
     finally:
         cluster.move(names[0], home)
         cluster.remove(new)
-    publish(source, "last", queue_of(names[0]))
+    publish(source, "last", queue=queue_of(names[0]))
     assert inbox.receive(4)[3] == "last"
 
 
@@ -230,7 +230,7 @@ def test_sends_go_on_over_the_other_shards(
     """Any node may be down, even the one with the shard count; all messages are found."""
     spread = {"delayed_shards": {names[0]: 3}}
     source, connection = connect(**spread), connect()
-    publish(source, "first", queue_of(names[0]))
+    publish(source, "first", queue=queue_of(names[0]))
     store = source.default_channel.store
     inbox = Inbox(connection, queue_of(names[0]))
     inbox.receive(1)
@@ -247,16 +247,16 @@ def test_sends_go_on_over_the_other_shards(
     assert sorted(inbox.receive(31)[1:]) == sorted(sent)
     cluster.heal()
     assert Copies(store, store.shards.all(names[0])).cancel(delayed) == [1] * 30
-    publish(source, "last", queue_of(names[0]))
+    publish(source, "last", queue=queue_of(names[0]))
     assert inbox.receive(32)[31] == "last"
 
 
 def publish_again(connection: Connection, body: str, name: str, delay_ms: int = 0) -> None:
     """Publish it, and once more if the first attempt failed."""
     try:
-        publish(connection, body, queue_of(name), delay_ms, message_id=body)
+        publish(connection, body, queue=queue_of(name), delay_ms=delay_ms, message_id=body)
     except connection.connection_errors:
-        publish(connection, body, queue_of(name), delay_ms, message_id=body)
+        publish(connection, body, queue=queue_of(name), delay_ms=delay_ms, message_id=body)
 
 
 @pytest.mark.crash
@@ -265,7 +265,7 @@ def test_a_consumer_of_plain_kombu(connect: Connect, cluster: Cluster, names: li
     connection, source = connect(), connect()
     inbox = Inbox(connection, *map(queue_of, names), ack=False)
     for name in names:
-        publish(source, name, queue_of(name))
+        publish(source, name, queue=queue_of(name))
     inbox.receive(3)
     old = cluster.master_of(names[0])
     old.kill()
@@ -276,7 +276,7 @@ def test_a_consumer_of_plain_kombu(connect: Connect, cluster: Cluster, names: li
     cluster.wait_for_failover(names[0], old)
     inbox.drain(0.5)
     wait_until(lambda: inbox.drain(0.05) and _unacked(store, names[0]) == 0, "acked too")
-    publish(source, "next", queue_of(names[0]))
+    publish(source, "next", queue=queue_of(names[0]))
     assert inbox.receive(4)[3] == "next"
 
 
@@ -293,7 +293,7 @@ def test_acks_that_nodes_refuse_are_sent_again(
     connection = connect()
     inbox = Inbox(connection, *map(queue_of, names), ack=False)
     for name in names * 2:
-        publish(connection, "x", queue_of(name))
+        publish(connection, "x", queue=queue_of(name))
     inbox.receive(6)
     known = {message.delivery_info["routing_key"]: message for message in inbox.messages}
     for message in known.values():

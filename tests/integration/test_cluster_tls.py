@@ -11,8 +11,7 @@ from redis import RedisError
 
 from tests.kit.clusters import free_cluster_port
 from tests.kit.inbox import Inbox
-from tests.kit.mail import MAIL, NEWS
-from tests.kit.sending import publish
+from tests.kit.mail import MAIL, NEWS, publish
 from tests.kit.servers import Server
 from tests.kit.tls import start_tls_server
 from tests.kit.wait import wait_until
@@ -50,5 +49,5 @@ def test_messages_pass(node: Server, beside: bool) -> None:
         inbox = Inbox(connection, MAIL, NEWS)
         inbox.drain(0.05)
         for queue, delay_ms in ((MAIL, 100), (MAIL, 0), (NEWS, 0)):
-            publish(connection, f"{queue.name} {delay_ms}", queue, delay_ms)
+            publish(connection, f"{queue.name} {delay_ms}", queue=queue, delay_ms=delay_ms)
         assert sorted(inbox.receive(3)) == ["mail 0", "mail 100", "reader 0"]

@@ -24,7 +24,7 @@ from kombu_delayed.consumer.lease.cluster_lease import Share
 from kombu_delayed.errors import NodeDown, ServerNotReady, UrlError
 from tests.kit.clusters import PASSWORD, Cluster, free_cluster_port
 from tests.kit.inbox import Connect, Inbox
-from tests.kit.sending import publish, queue_of
+from tests.kit.mail import publish, queue_of
 from tests.kit.servers import Server, free_port, start_server
 from tests.kit.wait import wait_until
 
@@ -186,7 +186,7 @@ def test_a_message_whose_answer_was_lost_is_found_on_the_next_node(
     bound = queue(channel)
     bound.declare()
     assert bound.get() is None
-    publish(source, "x", queue)
+    publish(source, "x", queue=queue)
     consumer = channel.consumer
     (part,) = consumer.parts
     tag = part.claims.unsure[names[0]] = consumer.session.tag

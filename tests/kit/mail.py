@@ -12,6 +12,11 @@ MAIL = Queue("mail", Exchange("mail"), routing_key="mail")
 NEWS = Queue("reader", Exchange("news", type="fanout"))
 
 
+def queue_of(name: str) -> Queue:
+    """Return a queue bound to an exchange of its own, both with the same name."""
+    return Queue(name, Exchange(name), routing_key=name)
+
+
 def publish(
     connection: Connection,
     *bodies: Any,
