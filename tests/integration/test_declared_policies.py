@@ -33,11 +33,6 @@ BY_FUNCTION = [{"Fair": {"by": {CODE: "tests.kit.declaring_app:region"}}}]
 Start = Callable[..., Worker]
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
-    return Ledger(tmp_path / "ledger")
-
-
 @pytest.fixture(params=["server", "cluster"])
 def broker(request: pytest.FixtureRequest, server: Server) -> Server | Cluster:
     return server if request.param == "server" else request.getfixturevalue("cluster")

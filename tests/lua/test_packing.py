@@ -15,10 +15,10 @@ from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.backlog import records
 from tests.kit.claims import deliver
+from tests.kit.compressed import BYTES, kept
 from tests.kit.state import promoted
 from tests.kit.task_texts import ID, TASKS, damaged, task
 
-BYTES = 20_000
 KEY = "{q}:messages"
 
 
@@ -41,13 +41,6 @@ SMALL = [
 ]
 
 
-def kept(client: redis.Redis, id: str = ID) -> bytes:
-    """The record of a message as it is in a large hash."""
-    keys = [key for key in client.keys(f"{KEY}:*") if client.type(key) == b"hash"]
-    (found,) = (record for key in keys if (record := client.hget(key, id)))
-    return found
-
-
 @pytest.fixture(params=TASKS, ids=TASKS)
 def text(request: pytest.FixtureRequest) -> str:
     text = task(ID, **TASKS[request.param])
@@ -61,12 +54,12 @@ def test_whoever_packs_a_record_it_is_the_same(
     store: Store, client: redis.Redis, text: str
 ) -> None:
     store.schedule("q", [Entry(ID, 0, text, "2000")])
-    packed = kept(client)
+    packed = kept(client, ID)
     assert store.records("q", [ID]) == [f"02000{text}".encode()]
     assert Backlog(store, "q").cancel([ID]) == [1]
     store.large.clear()
     store.schedule("q", [Entry(ID, 0, text, "2000")])
-    assert kept(client) == packed
+    assert kept(client, ID) == packed
 
 
 def test_it_is_delivered_as_it_was_sent(store: Store, text: str) -> None:
@@ -141,9 +134,9 @@ def test_ids_that_are_numbers(store: Store) -> None:
 def test_another_due_time_leaves_it_packed(store: Store, client: redis.Redis) -> None:
     text, eta = task(ID), "2027-01-01T00:00:00+00:00"
     store.schedule("q", [Entry(ID, 0, text, "2000")])
-    before = len(kept(client))
+    before = len(kept(client, ID))
     assert Backlog(store, "q").reschedule([Move(ID, "9000", eta)]) == [1]
-    assert len(kept(client)) < before
+    assert len(kept(client, ID)) < before
     (record,) = store.records("q", [ID])
     old = json.loads(text)["headers"]["eta"]
     assert record == f"09000{text.replace(old, eta)}".encode()
