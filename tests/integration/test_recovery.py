@@ -385,7 +385,7 @@ def test_drain_events_whose_answer_was_lost(
 def test_a_publish_that_is_sent_again(
     own_server: Server, proxy: Proxy, delay_ms: int | None
 ) -> None:
-    """Publishing is at least once, but a delayed message is still kept only once."""
+    """Publishing is at least once, but a message with an ETA is still kept only once."""
     options = {"socket_timeout": 0.3}
     with Connection(f"delayed+{url_of(proxy.port)}", transport_options=options) as connection:
         channel = connection.default_channel
@@ -397,7 +397,7 @@ def test_a_publish_that_is_sent_again(
             "x",
             exchange=MAIL.exchange,
             routing_key="mail",
-            headers={} if delay_ms is None else {"x-delay": delay_ms},
+            headers={} if delay_ms is None else mail.in_ms(delay_ms),
             message_id="m1",
             retry=True,
             retry_policy={"interval_start": 0.1, "max_retries": 10},
