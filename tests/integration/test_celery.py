@@ -237,13 +237,15 @@ def test_a_task_sends_a_task(bench: Bench) -> None:
 def test_disabled_prefetch(tmp_path: Path, pool: str) -> None:
     config = {"worker_disable_prefetch": True}
     with bench_of(pool, tmp_path, config=config, concurrency=2) as bench:
+        may_end = tmp_path / "may-end"
         for _ in range(4):
-            bench.send("sleep", 1, countdown=0.1)
+            bench.send("until", str(may_end), countdown=0.1)
         bench.ledger.wait_for(2)
         with bench.client() as client:
             held = sum(client.hlen(key) for key in client.keys("{celery}:unacked:*"))
             assert held == 0
             assert client.llen("celery") + client.hlen("{celery}:messages") == 2
+        may_end.touch()
         bench.ledger.wait_for(4)
 
 

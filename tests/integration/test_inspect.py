@@ -52,7 +52,8 @@ def test_scheduled_and_query_task(bench: Bench) -> None:
         assert (request["args"], request["kwargs"]) == ([1, "é"], {"k": 2})
         assert request["hostname"] == "w1@test"
 
-        running = bench.app.send_task("sleep", (6,))
+        may_end = bench.directory / "may-end"
+        running = bench.app.send_task("until", (str(may_end),))
         bench.ledger.wait_for(1)
         (active,) = asked(bench, "active")
         assert request.keys() == active.keys()
@@ -69,6 +70,7 @@ def test_scheduled_and_query_task(bench: Bench) -> None:
             lambda: [entry["request"]["id"] for entry in asked(bench, "scheduled")] == ["a", "c"],
             "it has forgotten the other queue",
         )
+        may_end.touch()
 
 
 @pytest.mark.smoke

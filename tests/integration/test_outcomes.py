@@ -133,9 +133,11 @@ def test_a_server_that_was_away(own_server: Server, tmp_path: Path) -> None:
         bench.app.send_task("noop", task_id="before")
         with bench.worker(pool="threads", concurrency=2) as worker:
             wait_until(lambda: states(delayed, ["before"]) == {"before": "succeeded"}, "it ran", 30)
-            bench.app.send_task("sleep", (3,), task_id="through", ignore_result=True)
+            may_end = tmp_path / "may-end"
+            bench.app.send_task("until", (str(may_end),), task_id="through", ignore_result=True)
             wait_until(lambda: states(delayed, ["through"]) == {"through": "running"}, "it runs")
             own_server.stop()
+            may_end.touch()
             worker.wait_for_log("Outcomes of tasks are not recorded for now", 30)
             own_server.start()
             worker.wait_for_log("Outcomes of tasks are recorded again", 60)

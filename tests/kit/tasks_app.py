@@ -148,6 +148,15 @@ def late(self: Any, seconds: float = 0, payload: str = "") -> None:
 
 
 @task(bind=True, acks_late=True)
+def late_until(self: Any, path: str) -> None:
+    """As `late`, until the file exists."""
+    write_down(self, phase="start")
+    while not Path(path).exists():
+        time.sleep(0.02)
+    write_down(self, phase="end")
+
+
+@task(bind=True, acks_late=True)
 def busy(self: Any, seconds: float, how: str) -> None:
     """Keeps its thread busy, in Python or asleep in native code; records start and end."""
     write_down(self, phase="start")
