@@ -13,7 +13,6 @@ from kombu_delayed.message.envelope import open_kept
 from kombu_delayed.message.packing import pack
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.store.store import Entry, Store
-from tests.kit.backlog import records
 from tests.kit.claims import deliver
 from tests.kit.compressed import BYTES, kept
 from tests.kit.state import promoted
@@ -149,7 +148,7 @@ def test_a_small_queue_has_whole_messages(store: Store, client: redis.Redis) -> 
     assert not client.keys(f"{KEY}*")
     assert store.large == {"q"}
     store.schedule("q", [Entry(ID, 0, text, "2000")])
-    assert records(client) == {ID: f"02000{text}"}
+    assert kept(client, ID) == f"02000{text}".encode()
     assert not store.large
 
 
