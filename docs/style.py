@@ -160,6 +160,7 @@ def texts() -> Iterator[tuple[str, str]]:
 def main(names: list[str]) -> int:
     pages = [Path(name).resolve() for name in names] or [
         ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "SECURITY.md",
         ROOT / "kombu_delayed" / "store" / "lua" / "README.md",
