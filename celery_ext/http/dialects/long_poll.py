@@ -83,7 +83,7 @@ def claim(
                 with Claim(service, shard, SORTING_MS) as others:
                     others.sort()
         for shard in store.shards.all(topic.queue):
-            if not again or _is_time(service, shard):
+            if _is_time(service, shard) or not again:
                 _reclaim(store, shard)
             size = store.size(shard)
             if size.ready + size.due:
