@@ -4,7 +4,7 @@
 -- keys: partitions delayed messages duplicates wake gate paused ready...
 -- arguments: now by_ms:number partition_size:number steps
 --   by_ms: below 0: the times become earlier
--- include: clock waiting ready buckets backlog gate announce
+-- include: clock waiting ready buckets earliest backlog gate announce
 -- returns how many are due by it that were not; O(n log n) for all that is delayed, O(all keys)
 local function moved(at_ms)
   return math.max(at_ms + by_ms, 1)

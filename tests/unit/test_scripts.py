@@ -13,6 +13,7 @@ from redis.exceptions import NoScriptError
 
 from kombu_delayed.store.calls import scripts
 from kombu_delayed.store.calls.scripts import Script, script
+from kombu_delayed.testing import clock
 from tests.kit.lua_names import undefined
 from tests.kit.scripts import named
 
@@ -72,9 +73,9 @@ def test_every_script_loads(name: str, client: redis.Redis) -> None:
     assert client.script_load(script(name).source) == script(name).sha
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_name_in_a_script_is_defined(name: str) -> None:
-    assert undefined(script(name).source) == []
+@pytest.mark.parametrize("each", [*map(script, NAMES), clock._shift()], ids=lambda each: each.name)
+def test_every_name_in_a_script_is_defined(each: Script) -> None:
+    assert undefined(each.source) == []
 
 
 def test_a_name_that_is_defined_only_in_another_block_is_found() -> None:
