@@ -23,7 +23,7 @@ from celery_ext.metrics.options import SETTING as METRICS_SETTING
 from celery_ext.metrics.options import MetricsOptions
 from celery_ext.spark.options import ReadOptions, WriteOptions
 from celery_ext.spark.source.columns import COLUMNS
-from kombu_delayed.connection.options import COMPRESSION, PREFIX, Options
+from kombu_delayed.connection.options import COMPRESSION, PREFIX, Options, span
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.store.keys import (
     QueueKeys,
@@ -64,16 +64,16 @@ def options_page() -> str:
         "|---|---|---|---|",
     ]
     for each in fields(Options):
-        least, most = each.metadata["least"], each.metadata["most"]
+        most = each.metadata["most"]
         is_text = str(each.type).startswith("str")
         default = f"`{each.default}`" if each.default is not None else "see right"
-        span = (
-            "`True`, `False`" if isinstance(each.default, bool) else f"{least:.15g} to {most:.15g}"
-        )
+        allowed = "`True`, `False`" if isinstance(each.default, bool) else span(each)
         if is_text:
-            span = f"up to {most:.15g} characters" if most < math.inf else f"`{COMPRESSION}`"
-        span = "lists by queue" if str(each.type).startswith("Mapping") else span
-        lines.append(f"| `{PREFIX}{each.name}` | {default} | {span} | {each.metadata['meaning']} |")
+            allowed = f"up to {most:.15g} characters" if most < math.inf else f"`{COMPRESSION}`"
+        allowed = "lists by queue" if str(each.type).startswith("Mapping") else allowed
+        lines.append(
+            f"| `{PREFIX}{each.name}` | {default} | {allowed} | {each.metadata['meaning']} |"
+        )
     lines += [
         "\n## Expectations\n",
         f"Set them in `{EXPECTATIONS}` of a Celery app, a dict: see "
@@ -90,10 +90,9 @@ def options_page() -> str:
 def settings_table(kind: type) -> list[str]:
     lines = ["| option | default | range | meaning |", "|---|---|---|---|"]
     for option in fields(kind):
-        least, most = option.metadata["least"], option.metadata["most"]
-        span = f"{least:.15g} to {most:.15g}" if most else ""
+        allowed = span(option) if option.metadata["most"] else ""
         shown = f"`{option.default}`" if option.default not in ("", ()) else ""
-        lines.append(f"| `{option.name}` | {shown} | {span} | {option.metadata['meaning']} |")
+        lines.append(f"| `{option.name}` | {shown} | {allowed} | {option.metadata['meaning']} |")
     return lines
 
 

@@ -149,15 +149,15 @@ class Broker:
 
 
 class _Failures:
-    """Called after each attempt to connect that has failed."""
+    """Called after each attempt to connect that has failed; announces a long wait once."""
 
     def __init__(self, connection: Connection, is_patient: bool) -> None:
         self._connection = connection
         self._tells = is_patient
 
     def __call__(self, error: BaseException, interval: float) -> None:
-        """Do not wait for a server that refuses a password: no other one is tried, or made."""
         connection = self._connection
+        # No wait for a server that refuses a password: no other one is tried, or made.
         is_denied = isinstance(error, AuthenticationError) and not connection.alt
         if is_denied and not urls.address(connection).credential_provider:
             raise error

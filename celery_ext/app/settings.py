@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
-from kombu_delayed.connection.options import PREFIX, Options
+from kombu_delayed.connection.options import PREFIX, Options, span
 from kombu_delayed.errors import OptionError
 
 T = TypeVar("T")
@@ -62,7 +62,6 @@ def _checked(setting: str, option: Any, value: Any) -> Any:
     whole = isinstance(default, int)
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         raise OptionError(f"{name} takes a {'whole ' if whole else ''}number, not {value!r}")
-    least, most = option.metadata["least"], option.metadata["most"]
-    if not least <= value <= most:
-        raise OptionError(f"{name} takes {least:.15g} to {most:.15g}, not {value!r}")
+    if not option.metadata["least"] <= value <= option.metadata["most"]:
+        raise OptionError(f"{name} takes {span(option)}, not {value!r}")
     return value if whole else float(value)

@@ -342,3 +342,7 @@ def _call_soon(consumer: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
     if is_of_message(callback):
         return callback(*args, **kwargs)
     return type(consumer).call_soon(consumer, callback, *args, **kwargs)
+
+
+#: The steps of a worker with an extended app, beside those of Celery.
+STEPS = {DeadReasons, Events, GiveBack, OwnRequests, RemoteControlLoop, Replacing}

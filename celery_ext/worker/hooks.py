@@ -26,18 +26,10 @@ def extend_workers(app: Celery) -> None:
 
     Safe to call twice.
     """
-    from .bootsteps import (
-        DeadReasons,
-        Events,
-        GiveBack,
-        OwnRequests,
-        RemoteControlLoop,
-        Replacing,
-    )
+    from .bootsteps import STEPS
     from .own_tasks import OwnTasks
 
-    steps = {DeadReasons, Events, GiveBack, OwnRequests, OwnTasks, RemoteControlLoop, Replacing}
-    app.steps["consumer"] |= steps
+    app.steps["consumer"] |= {*STEPS, OwnTasks}
     app.steps["worker"].add("celery_ext.policies.steps:Policies")  # messages may carry some
 
 

@@ -252,12 +252,14 @@ def _checked_number(name: str, option: Any, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
         kind = "a whole number" if whole else "a number"
         raise OptionError(f"transport option {name} takes {kind}, not {value!r}")
-    least, most = option.metadata["least"], option.metadata["most"]
-    if not least <= value <= most:
-        raise OptionError(
-            f"transport option {name} takes {least:.15g} to {most:.15g}, not {value!r}"
-        )
+    if not option.metadata["least"] <= value <= option.metadata["most"]:
+        raise OptionError(f"transport option {name} takes {span(option)}, not {value!r}")
     return value
+
+
+def span(option: Any) -> str:
+    """The range of an option that is a number, such as `1 to 1000000`."""
+    return f"{option.metadata['least']:.15g} to {option.metadata['most']:.15g}"
 
 
 def _checked_policies(name: str, value: Any) -> Any:

@@ -156,13 +156,13 @@ class CompactionLock(Lock):
         super().__init__(path)
 
     def _take(self, path: str) -> None:
-        super()._take(path)
-        # Another job may have found it free at the same moment. The one that wrote last has it.
-        time.sleep(LOOK_SECONDS)
-        while self._is_anothers():
-            self._count = 0
+        while True:
             super()._take(path)
+            # Another job may have found it free at the same moment. The one that wrote last has it.
             time.sleep(LOOK_SECONDS)
+            if not self._is_anothers():
+                return
+            self._count = 0
 
     def _is_anothers(self) -> bool:
         try:
