@@ -4,7 +4,7 @@
 -- arguments: now bucket_bytes:number consumer steps event_limit:number limits entries...
 --   limits: as in deliver_gated
 --   entries: tag, ticket, record (empty: the held one); …
--- include: clock waiting ready buckets bucket_add earliest backlog events gate override limits arrive slots waits
+-- include: clock waiting ready buckets bucket_add backlog events gate override limits arrive slots waits
 -- returns how many; O(log n) a message
 redis.call('HDEL', unacked, '')        -- a full server accepts writes only after a script has freed memory
 local tags, seen = {}, {}

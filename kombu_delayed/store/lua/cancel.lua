@@ -3,7 +3,7 @@
 -- keys: partitions delayed messages duplicates unique unique_due unique_held unique_until events
 -- arguments: how event_limit:number ids...
 --   how: all: all messages that share an id; one: one member; read: as all, and return them; job:name: as all, by a job
--- include: buckets earliest backlog events unique_gone unique_end
+-- include: buckets backlog events unique_gone unique_end
 -- returns as text how many there were, for each id; with read {member, priority step + due_ms + message, …};
 --   O(log n) a message
 local dropped, counts = how == 'read' and {}

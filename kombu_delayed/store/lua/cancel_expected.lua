@@ -3,7 +3,7 @@
 -- keys: partitions delayed messages duplicates unique unique_due expectations expectations_until events
 -- arguments: now event_limit:number name kept_ms:number
 --   kept_ms: how long its end stays recorded
--- include: clock buckets earliest backlog events notes awaited
+-- include: clock buckets backlog events notes awaited
 -- returns {member, priority step + due_ms + message}, or {} if nothing is expected; O(log n)
 local member, kept = open_message(name, facts_of(expectations, name))
 if not member then return {} end

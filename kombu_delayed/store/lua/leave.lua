@@ -1,9 +1,9 @@
 -- leave: a consumer stops cleanly: release its messages, pass its promise on, end its lease.
 -- Idempotent; call it until it returns 0.
--- keys: partitions delayed messages duplicates wake armed consumers unacked held granted_by events gate ready...
+-- keys: partitions delayed messages wake armed consumers unacked held granted_by events gate ready...
 -- arguments: now consumer steps limit:number event_limit:number running...
 --   running: tags of messages whose tasks continue: their slots stay, and with them the lease
--- include: clock waiting ready events unacked earliest backlog announce gate slots of_queue expiry
+-- include: clock waiting ready events unacked earliest announce gate slots of_queue expiry
 -- returns how many messages it still holds
 redis.call('ZREM', wake, '', '>' .. consumer)  -- a full server accepts writes only after a script has freed memory
 local left = give_back_some(limit, 0, 'released') + free_some(limit, running)

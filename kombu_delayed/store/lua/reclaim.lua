@@ -1,13 +1,13 @@
 -- reclaim: put messages of a consumer whose lease has expired back to the heads of their ready lists.
 -- Idempotent; call it until nothing is left.
--- keys: partitions delayed messages duplicates wake armed consumers unacked held dead dead_messages dead_reasons
+-- keys: partitions delayed messages wake armed consumers unacked held dead dead_messages dead_reasons
 -- keys: unique_held unique_until events gate ready...
 -- arguments: now bucket_bytes:number consumer steps limit:number max_deliveries:number dead_limit:number dead_age_ms:number
 -- arguments: event_limit:number ended_ms
 --   consumer: the dead consumer
 --   max_deliveries: 0: any number
 --   ended_ms: the end of the lease that the caller found expired; empty: any time in the past
--- include: clock waiting ready buckets bucket_add events unacked earliest backlog announce dead unique_end poison gate slots of_queue expiry
+-- include: clock waiting ready buckets bucket_add events unacked earliest announce dead unique_end poison gate slots of_queue expiry
 -- returns {messages put back or buried, messages it still holds, ids of the buried ones …};
 --   {0, 0} if the lease has not expired, or was renewed since
 local lease_end_ms = tonumber(redis.call('ZSCORE', consumers, consumer) or 0)

@@ -3,7 +3,7 @@
 -- keys: partitions delayed messages duplicates wake dead dead_messages dead_reasons
 -- arguments: now partition_size:number bucket_bytes:number dead_limit:number dead_age_ms:number fixes entries...
 --   entries: partition (or empty: in none), member (or empty: the partition itself); …
--- include: clock waiting buckets bucket_add earliest backlog dead
+-- include: clock waiting buckets bucket_add backlog dead
 -- returns for each entry '' if nothing is wrong, or: empty (a partition without members), lost (an entry
 --   without its message), unreadable, time (the entry has another due time than the message), misplaced (in
 --   another partition than its due time's), orphan (a message without an entry); O(log n) an entry

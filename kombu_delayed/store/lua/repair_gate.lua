@@ -4,7 +4,7 @@
 -- keys: partitions delayed messages duplicates wake consumers gate ready...
 -- arguments: now steps cursor count:number fixes
 --   count: about how many messages to scan
--- include: clock waiting ready buckets earliest backlog gate arrive
+-- include: clock waiting ready buckets backlog gate arrive
 -- returns {the next cursor, '0' at the end, messages scanned, bytes read, limit or id, fault, …};
 --   O(count · log n + slots in use)
 if fixes == '1' then redis.call('ZREM', wake, '') end  -- a full server accepts writes only after a script has freed memory

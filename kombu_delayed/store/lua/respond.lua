@@ -10,7 +10,7 @@
 --   kept_ms: how long the end of the expectation stays recorded
 --   early_ms: how long an early answer is kept; 0: not at all
 --   early_limit: how many early answers are kept
--- include: clock waiting ready buckets earliest backlog events notes awaited of_queue expiry
+-- include: clock waiting ready buckets backlog events notes awaited of_queue expiry
 -- returns {'accepted', 'early', 'late', or 'unknown' or 'full' if it is not kept; id of the message or ''}; O(log n)
 clear_past(expectations, expectations_until)
 clear_past(answers, answers_until)

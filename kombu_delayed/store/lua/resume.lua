@@ -1,8 +1,8 @@
 -- resume: let consumers claim from a paused queue again, and wake them.
 -- Idempotent.
--- keys: partitions delayed messages duplicates wake armed gate paused ready...
+-- keys: partitions delayed messages wake armed gate paused ready...
 -- arguments: now steps
--- include: clock waiting ready earliest backlog announce of_queue expiry pause
+-- include: clock waiting ready earliest announce of_queue expiry pause
 -- returns 1 if it was paused, else 0
 local note = redis.call('GET', paused)
 if not note or not is_paused_by(note) then return 0 end
