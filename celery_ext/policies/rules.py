@@ -49,6 +49,8 @@ class Rules:
         self._followed: dict[str, Followed] = {}
         self._gates: dict[str, tuple[Gate | None, float]] = {}
         self._known: dict[tuple[str, str], tuple[Policy, ...]] = {}
+        #: As `_strategy`, for tasks of this process.
+        self._strategies: dict[tuple[str, str], str | None] = {}
         self._said: dict[str, tuple[str, dict[str, tuple[Policy, ...]]]] = {}
         #: Queue -> names of unknown limits in messages, about which it has warned.
         self._warned: defaultdict[str, set[str]] = defaultdict(set)
@@ -103,7 +105,8 @@ class Rules:
         else:
             self._gates.pop(queue, None)
             self._followed.pop(queue, None)
-        self._known = {key: found for key, found in [*self._known.items()] if key[0] != queue}
+        self._known = _without(queue, self._known)
+        self._strategies = _without(queue, self._strategies)
 
     def _holding(self, queue: str) -> DeclaredPolicies:
         followed = self._followed.get(queue)
@@ -118,14 +121,15 @@ class Rules:
         """
         if not task:
             return self._holding(queue).of_queue(queue_of(queue))
-        found = self._known.get((queue, task))
+        known = self._known  # another thread may follow a new declaration meanwhile
+        found = known.get((queue, task))
         if found is not None:
             return found
         of_task = self._of_task(queue, task)
         found = self._holding(queue).of(queue_of(queue), of_task or ())
         if of_task is not None:
             _check_windows(queue, task, found)
-            self._known[queue, task] = found
+            known[queue, task] = found
         return found
 
     def _of_task(self, queue: str, name: str) -> tuple[Policy, ...] | None:
@@ -179,14 +183,25 @@ class Rules:
 
     def _name_strategy(self, queue: str, task: str, headers: dict[str, Any]) -> None:
         """Name the retry strategy to the process that runs the task, if it would take another."""
+        key, known = (queue, task), self._strategies
+        if key not in known:
+            text = self._strategy(queue, task)
+            if self._apps.with_task(task) is not None:
+                known[key] = text
+        else:
+            text = known[key]
+        if text is None:
+            headers.pop(STRATEGY_HEADER, None)
+        else:
+            headers[STRATEGY_HEADER] = text
+
+    def _strategy(self, queue: str, task: str) -> str | None:
+        """Return the header for a task's retry strategy, or None if its process takes that one."""
         name, own = queue_of(queue), self._apps.policies_of_tasks().get(task, ())
         held = self._holding(queue).strategy(name, self._of_task(queue, task) or ())
         taken = self._declared.strategy(name, own)
         text = strategy_text(held) if held is not taken else None
-        if text is None or text == strategy_text(taken):
-            headers.pop(STRATEGY_HEADER, None)
-        else:
-            headers[STRATEGY_HEADER] = text
+        return None if text == strategy_text(taken) else text
 
     def check(self) -> None:
         """Raises PolicyError for invalid gates."""
@@ -266,6 +281,11 @@ class Rules:
 def _task_of(arrival: Arrival) -> str:
     """Return the name of the task; empty for a message that is not a task."""
     return str(arrival.envelope.payload["headers"].get("task") or "")
+
+
+def _without(queue: str, known: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
+    """Return what is known about the tasks of other queues."""
+    return {key: known[key] for key in [*known] if key[0] != queue}
 
 
 def _gated(policies: tuple[Policy, ...]) -> list[Gated]:

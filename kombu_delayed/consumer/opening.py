@@ -11,7 +11,7 @@ from kombu.utils.uuid import uuid
 from ..connection.native import get_logger
 from ..errors import CompressionError, MessageError, NotReplicated
 from ..message.compressing import MARK
-from ..message.envelope import Due, Envelope, WaitedHeaders, due, hide_eta, open_envelope
+from ..message.envelope import Due, Envelope, PromotedHeaders, due, hide_eta, open_envelope
 from ..store.calls import instrumentation
 from ..store.store import Entry
 from .claiming.sources import ServerClock
@@ -61,7 +61,7 @@ class Opener:
                 return None
         if not no_ack:
             self._qos.held[tag] = queue, envelope.id
-        if resumed_ms and isinstance(headers, WaitedHeaders):
+        if resumed_ms and isinstance(headers, PromotedHeaders):
             headers.resumed_ms = resumed_ms
         if (meter := instrumentation.current) is not None:
             due_ms = envelope.due_ms

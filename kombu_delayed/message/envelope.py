@@ -161,34 +161,42 @@ def message_id(message: Payload) -> str:
     return id.encode(errors="backslashreplace").decode()
 
 
-class WaitedHeaders(dict[str, Any]):
-    """Headers of a message that has waited in the backlog: `get("eta")` is None.
+class PromotedHeaders(dict[str, Any]):
+    """Headers of a message that has waited in the backlog.
 
-    Celery's task strategy calls `headers.get("eta")` to decide whether to put the task into its
-    timer and raise the prefetch count, which is not needed here. The item stays, so that
-    `task.request.eta` shows it. `due_ms` is when the message was due, which policies may have
-    moved; a copy has none.
+    `due_ms` is when the message was due, which policies may have moved; a copy has none.
     """
 
     due_ms: int | None = None
     #: When a recent pause of the queue ended: lateness counts from then.
     resumed_ms: int = 0
 
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
+
+
+class WaitedHeaders(PromotedHeaders):
+    """Headers of a message that has waited for its ETA: `get("eta")` is None.
+
+    Celery's task strategy calls `headers.get("eta")` to decide whether to put the task into its
+    timer and raise the prefetch count, which is not needed here. The item stays, so that
+    `task.request.eta` shows it.
+    """
+
     def get(self, key: str, default: Any = None) -> Any:
         """`dict.get`, except for `eta`."""
-        return default if key == "eta" else super().get(key, default)
+        return default if key == "eta" else dict.get(self, key, default)
 
     def copy(self) -> WaitedHeaders:
         """A copy that hides the ETA as well."""
         return WaitedHeaders(self)
 
-    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
-        return dict, (dict(self),)
-
 
 def hide_eta(payload: Payload, due_ms: int) -> None:
     """Hide the ETA of a message that is already due from Celery's timer."""
-    payload["headers"] = headers = WaitedHeaders(payload["headers"])
+    headers = payload["headers"]
+    kind = PromotedHeaders if headers.get("eta") is None else WaitedHeaders
+    payload["headers"] = headers = kind(headers)
     headers.due_ms = due_ms
 
 
