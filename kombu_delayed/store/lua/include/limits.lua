@@ -14,7 +14,7 @@ for name, most, every_ms, burst, after_ms, shared in limits:gmatch('([^ ;]*) (%S
 end
 
 -- Numbers set at run time override the declared ones: `slots ms burst until JSON`, with - for the declared number.
-local overrides = redis.call('HGETALL', gate .. 'overrides')
+local overrides = next(limit_of) and redis.call('HGETALL', gate .. 'overrides') or {}
 for i = 1, #overrides, 2 do
   local limit = limit_of[overrides[i]]
   local holds, until_ms = holds_still(overrides[i + 1])
@@ -157,11 +157,11 @@ end
 
 -- Looks at limits whose time has come, or at all: the next token is due, or capacity was not reported for long.
 local function look(at_all)
+  some_wait = redis.call('EXISTS', gate .. 'looks') == 1
+  if not some_wait then return end
   local last = redis.call('ZREVRANGEBYSCORE', gate .. 'looks', '+inf', now_ms + LOOK_MS, 'WITHSCORES', 'LIMIT', 0, 100)
   if #last > 0 then look_sooner(last) end
-  local look_ms = next_look()
-  some_wait = look_ms ~= nil
-  if not look_ms or (look_ms > now_ms and not at_all) then return end
+  if next_look() > now_ms and not at_all then return end
   local until_ms = at_all and '+inf' or now_ms
   for _, limit in ipairs(redis.call('ZRANGEBYSCORE', gate .. 'looks', '-inf', until_ms, 'LIMIT', 0, 100)) do
     redis.call('ZADD', gate .. 'looks', now_ms + LOOK_MS, limit)

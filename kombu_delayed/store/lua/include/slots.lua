@@ -3,16 +3,19 @@
 local slots_held = gate .. 'slots:' .. consumer
 
 local function free(tags)
-  local has_opened, some_wait = false, nil
+  local done, freed, empty, has_opened, some_wait = {}, {}, {}, false, nil
   for i, slots in ipairs(redis.call('HMGET', slots_held, unpack(tags))) do
-    if slots and redis.call('HDEL', slots_held, tags[i]) == 1 then  -- a tag may be listed twice
+    if slots and not done[tags[i]] then  -- a tag may be listed twice
+      done[tags[i]], freed[#freed + 1] = true, tags[i]
       for limit, cost in slots:gmatch('|([^|*]+)%*(%d+)') do
-        if redis.call('HINCRBY', gate .. 'slots', limit, -cost) <= 0 then redis.call('HDEL', gate .. 'slots', limit) end
+        if redis.call('HINCRBY', gate .. 'slots', limit, -cost) <= 0 then empty[#empty + 1] = limit end
         if some_wait == nil then some_wait = redis.call('EXISTS', gate .. 'looks') == 1 end
         has_opened = (some_wait and unblock(limit)) or has_opened
       end
     end
   end
+  in_parts('HDEL', slots_held, freed)
+  in_parts('HDEL', gate .. 'slots', empty)
   if has_opened then announce_ready() end
 end
 
