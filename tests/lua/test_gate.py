@@ -122,6 +122,16 @@ def test_a_raised_or_removed_limit_holds_with_the_next_end(gate: Gate, store: St
     assert taken(store, gate=gate, tag=2) == "bcd"
 
 
+@pytest.mark.parametrize(("slots", "want", "found"), [(0, 3, "abc"), (0, 9, "abc"), (2, 9, "ab")])
+def test_a_claim_that_leaves_nothing_to_do_says_so(
+    slots: int, want: int, found: str, store: Store
+) -> None:
+    store.publish("q", [entry(id) for id in "abc"])
+    answer = claim(store, want, Gate("v", (LimitNumbers("all", slots),)))
+    assert ("".join(bodies(answer)), answer.more) == (found, False)
+    assert store.run("EXISTS", store.keys("q").gate + "turns") == 0
+
+
 def test_what_is_released_keeps_its_place(store: Store) -> None:
     store.publish("q", [entry(id) for id in "abcd"])
     assert taken(store, want=2, gate=NO_LIMITS) == "ab"
