@@ -99,13 +99,15 @@ local function forget_looks(uses)
 end
 
 -- The keys whose turn is next, from `next_at` on, each with the turns that it has had; `are_all`: there are no others.
--- `new_turns` are not written yet. If nothing waits for a limit, one command reads the keys of a call, and one writes them.
-local next_keys, next_at, are_all, new_turns = {}, 1, false, {}
+-- If nothing waits for a limit, one command reads the keys of a call. `new_turns` and `closed`, the lanes without
+-- messages, are not written yet.
+local next_keys, next_at, are_all, new_turns, closed = {}, 1, false, {}, {}
 
--- Writes the turns, before anything else reads or changes them; the keys are read again after that.
+-- Writes these, before anything else reads or changes turns or lanes; the keys are read again after that.
 local function write_turns()
   in_parts('ZADD', gate .. 'turns', new_turns)
-  next_keys, new_turns = {}, {}
+  in_parts('HDEL', gate .. 'lanes', closed)
+  next_keys, new_turns, closed = {}, {}, {}
 end
 
 local function read_turns()
@@ -150,7 +152,7 @@ local function serve(lane, parts, had, is_only, from_ms)
   else
     if is_only then write_turns() end
     close(lane, is_only, parts.key, had)
-    redis.call('HDEL', gate .. 'lanes', lane)
+    closed[#closed + 1] = lane
     forget_looks(parts.uses)
   end
   if some_wait then write_turns() end
