@@ -175,7 +175,13 @@ def _compression(delayed: Delayed, queue: str | None) -> Check:
             "wherever these queues are read, run: pip install 'kombu-delayed[zstd]'; a worker "
             "without it does not start"
         )
-    if stock := [] if store.cluster else stock_consumers(store.client):
+    stock = [] if store.cluster else stock_consumers(store.client)
+    if stock is None:
+        remedies.append(
+            "the user of the broker URL may not list clients, so a stock worker, which loses "
+            "compressed messages, is not noticed: give the user the right +client|list"
+        )
+    elif stock:
         remedies.append(
             f"{number(len(stock))} {'client waits' if len(stock) == 1 else 'clients wait'} with "
             f"BRPOP ({stock[0]}): a stock worker loses compressed messages, so stop it, or give it "

@@ -56,6 +56,12 @@ class ToDelayed(Migration):
         if self.older_than_seconds >= self._longest:
             return []
         running = stock_consumers(self.client)
+        if running is None:
+            return [
+                "the user of the URL may not list clients, so running stock consumers are not "
+                "noticed, and the messages that they hold would run twice. Stop them first, and "
+                "give the user the right +client|list"
+            ]
         if not running:
             return []
         return [

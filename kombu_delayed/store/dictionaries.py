@@ -148,9 +148,17 @@ class Dictionaries:
         """Whether stock workers might consume a queue: they lose compressed messages."""
         if self._store.cluster:  # the stock transport does not support it
             return False
-        if not (found := stock_consumers(self._store.client)):
+        if (found := stock_consumers(self._store.client)) == []:
             return False
         self._known.shared_until[queue] = monotonic() + SHARED_SECONDS
+        if found is None:
+            logger.warning(
+                "Queue %r is not compressed: the user of the broker URL may not list clients, so a "
+                "worker of the stock transport, which loses compressed messages, would not be "
+                "noticed. Give the user the right +client|list",
+                queue,
+            )
+            return True
         logger.warning(
             "Queue %r is not compressed: %s waits in database %s with BRPOP, as workers of the "
             "stock transport do, which lose compressed messages. Stop it, or give it another "

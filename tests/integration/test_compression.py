@@ -29,6 +29,7 @@ from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_
 from tests.kit.http import api_client, bury
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.limited import BLIND, blind_user
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -363,3 +364,9 @@ def test_a_doctor_sees_stock_workers(server: Server, delayed: Delayed) -> None:
         stock.lpush("other", "end")
         waiting.result()
     wait_until(lambda: not compression(delayed).remedy, "it is gone")
+
+
+def test_a_doctor_says_that_it_sees_no_stock_workers(server: Server, client: redis.Redis) -> None:
+    url = f"delayed+{server.url}".replace("//", f"//{BLIND}:{BLIND}@")
+    with blind_user(client), make_app(Settings(url)) as app, closing(Delayed(app)) as delayed:
+        assert "give the user the right +client|list" in compression(delayed).remedy

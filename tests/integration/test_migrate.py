@@ -29,6 +29,7 @@ from kombu_delayed.store.store import CALL_LIMIT, Entry
 from tests.kit.backlog import check_backlog
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.limited import BLIND, blind_user
 from tests.kit.mail import MAIL, in_ms, publish
 from tests.kit.servers import Server
 from tests.kit.state import seed, state
@@ -194,6 +195,19 @@ def test_a_stock_consumer_that_runs_is_in_the_way(
     assert migrate.to_delayed(channel).young == 1, "after the visibility timeout it is no matter"
     assert migrate.to_delayed(channel, older_than_seconds=0, force=True).moved == 1
     inbox.messages[0].ack()
+
+
+def test_a_user_who_may_not_list_clients_moves_nothing_too_early(
+    stock: Connect, client: redis.Redis, server: Server
+) -> None:
+    publish(stock(), "one", headers=in_ms(HOUR_MS))
+    url = server.url.replace("//", f"//{BLIND}:{BLIND}@")
+    with blind_user(client), migrate.open_channel(url) as channel:
+        with pytest.raises(MigrationRefused, match=r"the right \+client\|list"):
+            migrate.to_delayed(channel, older_than_seconds=0)
+        migrate.to_delayed(channel)
+        client.acl_setuser(BLIND, enabled=True, commands=["+client|list"])
+        assert not migrate.plan(channel, "to-delayed", older_than_seconds=0).blockers
 
 
 # To delayed: ready lists.

@@ -16,6 +16,8 @@ FINDER, FINDER_PASSWORD = "finder", "another"
 #: The transport options that they use.
 OPTIONS = {"global_keyprefix": "shop:"}
 
+#: The name, and the password, of a user who may do everything but list clients.
+BLIND = "blind"
 
 #: The channel of the Broadcast queue that the page has as an example.
 BROADCAST = "&shop:/0.news/celery"
@@ -55,3 +57,14 @@ def limited(
     finally:
         for client in clients:
             client.execute_command("ACL", "DELUSER", user)
+
+
+@contextmanager
+def blind_user(client: redis.Redis) -> Iterator[None]:
+    """A user who may not list clients, as those of the page: they may do nothing dangerous."""
+    rules = {"categories": ["+@all"], "commands": ["-client"], "keys": ["*"], "channels": ["*"]}
+    client.acl_setuser(BLIND, enabled=True, passwords=[f"+{BLIND}"], reset=True, **rules)
+    try:
+        yield
+    finally:
+        client.acl_deluser(BLIND)

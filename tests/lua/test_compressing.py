@@ -26,6 +26,7 @@ from kombu_delayed.message.zstd import train
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.claims import deliver, full
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
+from tests.kit.limited import BLIND, blind_user
 from tests.kit.servers import Server
 from tests.kit.state import promoted
 from tests.kit.task_texts import ID, TASKS, damaged, task
@@ -452,6 +453,29 @@ def test_beside_stock_workers_nothing_is_compressed(
     store.known_dictionaries.current.clear()
     store.known_dictionaries.shared_until.clear()
     assert store.dictionaries.packer("q")[1] == version
+
+
+def test_a_user_who_may_not_list_clients_compresses_nothing(
+    store: Store, client: redis.Redis, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stock workers may be there."""
+    version = store.dictionaries.packer("q")[1]
+    store.purge("q")
+    for each in entries(150, seed=4):
+        store.schedule("q", [each])
+    with blind_user(client), server.client(username=BLIND, password=BLIND) as blind:
+        limited = Store(blind, now="1000")
+        for _ in range(2):
+            limited.known_dictionaries.current.clear()
+            assert limited.dictionaries.packer("q")[1] == ""
+        assert not client.exists(DICTIONARIES)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert record.getMessage().endswith("Give the user the right +client|list")
+        client.acl_setuser(BLIND, enabled=True, commands=["+client|list"])
+        limited.known_dictionaries.current.clear()
+        limited.known_dictionaries.shared_until.clear()
+        assert limited.dictionaries.packer("q")[1] == version
 
 
 def test_a_better_one_is_taken_after_a_while(
