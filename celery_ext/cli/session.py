@@ -62,6 +62,11 @@ class Session:
         if not self.as_json:
             self.out.print(*what)
 
+    def fits(self, table: RenderableType) -> bool:
+        """Whether the terminal is wide enough for a table."""
+        wide = self.out.options.update(max_width=10 * WIDE)
+        return self.out.measure(table, options=wide).maximum <= self.out.width
+
     def emit(self, data: Any) -> None:
         if self.as_json:
             click.echo(json.dumps(data, indent=2))

@@ -14,7 +14,7 @@ import pytest
 from celery_ext import Delayed
 from celery_ext.cli.tasks.events import NEW_QUEUES_SECONDS
 from celery_ext.policies import Drain, Fair, Limit
-from tests.kit.cli import HOUR, Cli, cli_on
+from tests.kit.cli import HOUR, Cli, cli_on, run
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
 from tests.kit.servers import Server
@@ -164,6 +164,12 @@ def test_metrics(cli: Cli) -> None:
     cli.backlog.store.schedule("mail\x1f2", [entry("x", "+600000")])
     assert [each["delayed"] for each in cli.json("metrics", "--shards")["mail"]] == [2, 0, 1]
     assert "mail, shard 2" in cli.text("metrics", "--shards", "-Q", "mail")
+
+
+def test_metrics_on_a_narrow_terminal(cli: Cli) -> None:
+    lines = [line.split() for line in run(cli.app, "metrics", columns=60).stdout.splitlines()]
+    assert [line[1] for line in lines if line[0] == "queue"] == ["celery", "mail"]
+    assert lines[1] == ["delayed", "2"]
 
 
 def test_limits(cli: Cli, server: Server) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import click
 from rich.table import Table
 
-from celery_ext.tasks.formatting import number, plain, table
+from celery_ext.tasks.formatting import facts_table, number, plain, table
 from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.calls.shards import label, shard_name
 from kombu_delayed.store.queue_metrics import Metrics
@@ -18,6 +18,7 @@ from ..session import Session, command
 
 _COUNTS = ("waiting", "ready", "unacked", "dead", "consumers")
 _TIMES = ("minute", "hour", "day")
+_HEADINGS = ("delayed", "due", *_COUNTS, "late", "next", *(f"next {time}" for time in _TIMES))
 _ABOUT = "\N{ALMOST EQUAL TO}"
 
 
@@ -37,24 +38,38 @@ def metrics(session: Session, queue: str | None, by_shard: bool) -> None:
     else:
         named = session.delayed.metrics(queue)
         session.emit({name: asdict(each) for name, each in named.items()})
-    session.print(metrics_table(named))
+    made: list[Table] = [metrics_table(named)]
+    if not session.fits(made[0]):
+        made = [_below_each_other(name, each) for name, each in named.items()]
+    session.print(*made)
     if any(each.is_estimate for each in named.values()):
         session.print(f"{_ABOUT}: partly estimated.")
 
 
 def metrics_table(found: Mapping[str, Metrics]) -> Table:
-    numbers = ("delayed", "due", *_COUNTS, "late", "next", *(f"next {n}" for n in _TIMES))
-    made = table("queue", numbers=numbers)
+    made = table("queue", numbers=_HEADINGS)
     for name, each in found.items():
-        about = _ABOUT if each.is_estimate else ""
-        ahead = each.next_due_seconds
-        made.add_row(
-            plain(name),
-            number(each.delayed),
-            about + number(each.due),
-            *(number(getattr(each, count)) for count in _COUNTS),
-            length_text(each.oldest_due_seconds) if each.oldest_due_seconds else "",
-            "" if ahead is None else f"in {length_text(ahead)}",
-            *(about + number(getattr(each, f"due_within_{time}")) for time in _TIMES),
-        )
+        made.add_row(plain(name), *_numbers(each))
     return made
+
+
+def _below_each_other(name: str, found: Metrics) -> Table:
+    """The metrics of one queue, for a terminal that is too narrow for a row."""
+    made = facts_table()
+    made.add_row("queue", plain(name))
+    for heading, each in zip(_HEADINGS, _numbers(found), strict=True):
+        made.add_row(heading, each)
+    return made
+
+
+def _numbers(found: Metrics) -> list[str]:
+    about = _ABOUT if found.is_estimate else ""
+    ahead = found.next_due_seconds
+    return [
+        number(found.delayed),
+        about + number(found.due),
+        *(number(getattr(found, count)) for count in _COUNTS),
+        length_text(found.oldest_due_seconds) if found.oldest_due_seconds else "",
+        "" if ahead is None else f"in {length_text(ahead)}",
+        *(about + number(getattr(found, f"due_within_{time}")) for time in _TIMES),
+    ]
