@@ -39,6 +39,9 @@ STATE_STYLES = {
     "lost": "red",
 }
 
+#: The width of a terminal from which on tables have all columns.
+WIDE = 100
+
 #: The states in which a task can be cancelled and moved.
 MOVABLE = ("delayed", "waiting")
 
@@ -131,13 +134,15 @@ def progress_bars(*before: ProgressColumn, **options: Any) -> Progress:
     return Progress(*before, *columns, TimeElapsedColumn(), **options)
 
 
-def tasks_table(infos: Iterable[TaskInfo], title: str | None = None) -> Table:
-    made = table("due (UTC)", "", "queue", "task", "id", title=title)
-    made.columns[4].overflow = "fold"
+def tasks_table(infos: Iterable[TaskInfo], title: str | None = None, width: int = WIDE) -> Table:
+    """Tasks in rows. A narrow table has no column for how far away they are: ids stay whole."""
+    is_wide = width >= WIDE
+    made = table("due (UTC)", *([""] if is_wide else []), "queue", "task", "id", title=title)
+    made.columns[-1].overflow = "fold"
     for info in infos:
         made.add_row(
             moment(info.eta),
-            remaining(info.remaining),
+            *([remaining(info.remaining)] if is_wide else []),
             plain(info.queue),
             call(info),
             plain(info.id, style="dim"),

@@ -172,6 +172,14 @@ def test_metrics_on_a_narrow_terminal(cli: Cli) -> None:
     assert lines[1] == ["delayed", "2"]
 
 
+def test_tasks_on_a_narrow_terminal(cli: Cli) -> None:
+    id = "e3a87fc1-86eb-4280-8977-3d03e849ae6a"
+    cli.send(id, 30)
+    (line,) = (x for x in run(cli.app, "list", columns=80).stdout.splitlines() if id in x)
+    assert "app.send_mail" in line
+    assert id in run(cli.app, "list", columns=60).stdout
+
+
 def test_limits(cli: Cli, server: Server) -> None:
     assert "There are no limits." in cli("limits").stderr
     with make_till(server.url) as app:

@@ -63,7 +63,7 @@ class Look(NamedTuple):
             "consumers": [asdict(each) for each in self.consumers],
         }
 
-    def render(self) -> RenderableType:
+    def render(self, width: int) -> RenderableType:
         parts: list[RenderableType] = [
             Text(f"{moment(self.at)} UTC\n", style="bold"),
             counts_table(self.counts),
@@ -71,7 +71,7 @@ class Look(NamedTuple):
             chart(self.forecast),
         ]
         if self.next:
-            parts += [Text("\nNext", style="bold"), tasks_table(self.next)]
+            parts += [Text("\nNext", style="bold"), tasks_table(self.next, width=width)]
         if self.consumers:
             parts += [Text("\nConsumers", style="bold"), consumers_table(self.consumers)]
         return Group(*parts)
@@ -102,7 +102,7 @@ def watch(session: Session, queue: str | None, interval: float, times: int | Non
         whole = session.out.is_terminal
         with Live(console=session.out, auto_refresh=False, screen=whole) as live:
             for look in _looks(session, queue, interval, times):
-                live.update(look.render(), refresh=True)
+                live.update(look.render(session.out.width), refresh=True)
 
 
 def _looks(session: Session, queue: str | None, interval: float, times: int | None) -> Any:

@@ -160,7 +160,8 @@ def _change_ids(
         known = filter(None, (delayed.get(id, queue) for id in ids))
         infos = [info for info in known if info.state in CHANGEABLE]
         found = {info.id for info in infos}
-        session.print(tasks_table(infos, f"{change.verb} {tasks_word(len(infos))}:"))
+        title = f"{change.verb} {tasks_word(len(infos))}:"
+        session.print(tasks_table(infos, title, session.out.width))
     else:
         found = set()
         with (
@@ -225,7 +226,7 @@ def _show(session: Session, change: Change, preview: Outcome, asks: bool) -> Non
     more = "" if preview.matched == len(preview.sample) else ", such as"
     title = f"{change.verb} {tasks_word(preview.matched)}{more}:"
     out.print(queues_table({name: count for name, count in preview.queues.items() if count}))
-    out.print("", tasks_table(preview.sample, title), "")
+    out.print("", tasks_table(preview.sample, title, out.width), "")
 
 
 def _report(session: Session, change: Change, outcome: Outcome) -> None:

@@ -59,7 +59,7 @@ def _present(
         infos = [*islice(found, limit or None)]
         has_more = len(infos) == limit > 0 and next(found, None) is not None
     if infos:
-        session.print(tasks_table(infos))
+        session.print(tasks_table(infos, width=session.out.width))
     return len(infos), has_more
 
 
