@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from celery_ext.spark.simulation.result import mark
 from celery_ext.spark.simulation.timeline import busiest_rate, timeline
 from kombu_delayed import sizing
 from kombu_delayed.errors import OptionError
+from tests.kit.workers import ROOT
 
 WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Fleet, {"workers": 0}, "workers is a whole number from 1 to 1,000,000, not 0"),
@@ -182,3 +184,13 @@ def test_the_busiest_minute_is_a_minute(hours: int) -> None:
     slices = slices_of(arriving(given, fleet))
     expected = (0.5 * rate * 3_600 + 0.5 * rate * 60) / 60
     assert busiest_rate(slices, waits(slices, fleet), fleet) == pytest.approx(expected, rel=0.05)
+
+
+def test_the_guide_says_how_much_memory_messages_take() -> None:
+    guide = (ROOT / "docs" / "guides" / "simulate.md").read_text(encoding="utf-8")
+    found = re.findall(r"most in Redis +([\d,]+) messages, ([\d,.]+) GiB", guide)
+    assert found
+    for count, gib in found:
+        memory = sizing.memory_bytes(int(count.replace(",", "")), sizing.RECORD_BYTES)
+        assert f"{memory / 2**30:,.1f}" == gib
+    assert f"{sizing.message_bytes(sizing.RECORD_BYTES):.0f} bytes by default" in guide
