@@ -84,7 +84,7 @@ class Options:
     )
     events: int = _option(
         10_000,
-        "About how many of the newest lifecycle events each queue keeps, of some 120 bytes "
+        "About how many of the newest lifecycle events each queue keeps, of some 130 bytes "
         "each. Reports and dashboards read them. 0: no events are written.",
         most=100_000_000,
     )
