@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -301,6 +303,16 @@ def test_names_of_go(api: httpx.Client) -> None:
 def test_lengths_of_go(text: str, seconds: float) -> None:
     task = QueuedTask(id="1", delay=text, payload=None)
     assert task.delay == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["'1' * 400_000", "'1.' * 200_000", "'1' * 400_000 + '.' + 's'"])
+def test_a_long_length_is_no_work(text: str) -> None:
+    code = f"from celery_ext.http.dialects.given import _read_length; _read_length({text})"
+    # In a process of its own, because nothing could interrupt a regular expression here.
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "is not a length of time" in done.stderr
 
 
 # Polls.

@@ -16,7 +16,8 @@ _SECONDS = {
     "ms": 0.001,
     **{"s": 1, "m": 60, "h": 3_600},
 }
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|[smh])")
+# In a pattern that could read digits in two ways, such as `\d+\.?\d*`, long text takes hours.
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|μs|ms|[smh])")
 _LENGTH = re.compile(rf"\+?(?:{_PART.pattern})+")
 
 
