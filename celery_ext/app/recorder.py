@@ -121,7 +121,7 @@ class Recorder:
         headers = request._request_dict
         retries = _number(headers, "retries")
         retries += _number(headers, "replaced_task_nesting") * NESTING
-        tenant, id = tenant_text(headers.get("tenant")), request.id
+        tenant, id = tenant_text(headers.get("tenant")), str(request.id)
         if not id.isascii():  # an id that is not UTF-8 would block all other writes
             id = id.encode(errors="backslashreplace").decode()
         if (queue := self._queues.get(shard)) is None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from kombu.transport import virtual
 
-from ..message.envelope import REASON_LENGTH, UNREADABLE_BODY
+from ..message.envelope import REASON_LENGTH, UNREADABLE_BODY, check_body
 from .lease.standstill import Unbegun
 from .outbox import ACK, BURY, GIVE_BACK, RELEASE, REQUEUE, Done, Outbox
 from .policy.slots import Slots
@@ -23,12 +23,19 @@ LARGEST_CLAIM = 250
 SMALL_CLAIM_SECONDS = 0.003
 
 
+#: The member of a payload that is handed to a worker of Celery.
+FOR_CELERY = "for_celery"
+
+
 class Message(virtual.Message):
     """A message that becomes a dead letter when it is acked, if its body cannot be decoded."""
 
     def _decode(self) -> Any:
         try:
-            return super()._decode()
+            found = super()._decode()
+            if FOR_CELERY in self._raw:
+                check_body(self.headers, found)
+            return found
         except Exception as error:
             self.channel.qos.unreadable(self.delivery_tag, error)
             raise

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from dateutil.parser import isoparse
+from kombu.exceptions import DecodeError
 from kombu.utils.json import JSONEncoder, loads
 
 from ..connection.native import get_logger
@@ -221,17 +223,53 @@ class Envelope:
 
 
 def check_task(payload: Payload) -> None:
-    """Raise MessageError for what would crash a Celery worker: no body, no id, no valid name."""
-    headers = payload["headers"]
-    task = headers.get("task")
+    """Raise MessageError for what would crash a Celery worker, except for the content of a body."""
+    _check_fields(payload["headers"])
+    if not isinstance(payload.get("body"), Sized):
+        raise MessageError("the message has no body")
+
+
+def check_body(headers: Mapping[str, Any], body: Any) -> None:
+    """Raise DecodeError, which Celery expects, for a decoded body that would crash its worker."""
+    try:
+        if headers.get("task") is not None:
+            is_task = "args" in body if isinstance(body, dict) else _has_length(body, 3)
+            if not is_task:
+                raise MessageError("it is not the body of a task")
+        elif isinstance(body, dict):  # a task of protocol 1 has its fields in the body
+            _check_fields(body)
+    except MessageError as error:
+        raise DecodeError(str(error)) from error
+
+
+def _check_fields(given: Mapping[str, Any]) -> None:
+    """Raise MessageError for the fields of a task that would crash a Celery worker."""
+    task, id = given.get("task"), given.get("id")
     if isinstance(task, (list, dict)):
         raise MessageError(f"the header task is not a name but {task!r}"[:REASON_LENGTH])
-    id = headers.get("id")
     if task is not None and (id is None or isinstance(id, (list, dict))):
         has = "no header id" if id is None else f"the header id {id!r}"
         raise MessageError(f"the task {task!r} has {has}"[:REASON_LENGTH])
-    if payload.get("body") is None:
-        raise MessageError("the message has no body")
+    for name, is_valid in (("timelimit", _are_limits), ("stamped_headers", _are_names)):
+        if (value := given.get(name)) and not is_valid(value):
+            raise MessageError(f"the task {task!r} has the header {name} {value!r}"[:REASON_LENGTH])
+
+
+def _are_limits(given: Any) -> bool:
+    if not _has_length(given, 2):
+        return False
+    try:
+        return all(math.isfinite(float(each or 0)) for each in given)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _are_names(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(each, str) for each in given)
+
+
+def _has_length(given: Any, length: int) -> bool:
+    return isinstance(given, (list, tuple)) and len(given) == length
 
 
 def open_envelope(text: bytes, tag: int) -> Envelope:

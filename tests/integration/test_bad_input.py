@@ -321,13 +321,41 @@ BAD_HEADERS: list[dict[str, Any]] = [
     *({"x-delay": each} for each in ("abc", math.nan, {})),
     {"expires": "not a time"},
 ]
+#: The members of a task's body.
+TASK = [["bad"], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+
+
+def task_text(body: Any = TASK, headers: Any = None) -> bytes:
+    """A task as Celery writes it, with another body or other headers."""
+    given = {"id": "bad", "task": "record", **(headers or {})}
+    return text(headers=given, body=json.dumps(body))
+
+
 #: Messages that raise an exception in Celery's own code.
 UNBEARABLE = {
     "no body": text(body=OMIT),
     "null body": text(body=None),
+    "body number": text(body=7),
     "no id": text(headers={"task": "record"}),
     "task list": text(headers={"id": "x", "task": ["record"]}),
     "id list": text(headers={"id": ["x"], "task": "record"}),
+    **{
+        f"time limit {limit}": task_text(headers={"timelimit": limit})
+        for limit in ("x", [1], [["x"], None], ["x", None], {"x": 1}, [None, math.inf])
+    },
+    "stamps number": task_text(headers={"stamped_headers": 7}),
+    "stamps nested": task_text(headers={"stamped_headers": [["x"]]}),
+    **{
+        f"body {body}": task_text(body)
+        for body in ([], {}, None, 7, [1], [1, 2, 3, 4], "args", {"a": 1, "b": 2, "c": 3})
+    },
+    **{
+        f"protocol 1 {fields}": text(headers={}, body=json.dumps({"task": "record", **fields}))
+        for fields in ({"task": ["x"], "id": "x"}, {"id": ["x"]}, {"id": "x", "timelimit": [1]}, {})
+    },
+    "content-type null": text(
+        headers={"id": "bad", "task": "record"}, body=json.dumps(TASK), content_type=None
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from ...consumer.claiming.sources import AUTO_DELETE
 from ...consumer.consumer import Consumer
 from ...consumer.lease.lease import Lease
 from ...consumer.session import Session
-from ...consumer.unacked import Message, QoS
+from ...consumer.unacked import FOR_CELERY, Message, QoS
 from ...errors import UNREACHABLE, FormatError, ServerFull
 from ...message.envelope import check_task
 from ...store.calls import instrumentation
@@ -229,6 +229,7 @@ class ConsumingChannel(ConnectingChannel):
         taker = getattr(receiver, "on_message", None)
         if str(getattr(taker, "__module__", "")).startswith("celery.worker."):
             check_task(payload)
+            payload[FOR_CELERY] = True
         self._handlers[queue](payload)
 
     def on_done(self) -> None:
