@@ -143,16 +143,18 @@ def _at(path: tuple[str, ...], arguments: tuple[Any, Any]) -> Any:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The values in lists and objects, at any depth; any other value is yielded itself."""
-    waiting = [value]
+    """The values in lists and objects, at any depth; any other value is yielded itself.
+
+    In YAML, a list or an object can be in many places, and also in itself: each is read once.
+    """
+    waiting, seen = [value], set[int]()
     while waiting:
         each = waiting.pop()
-        if isinstance(each, Mapping):
-            waiting += each.values()
-        elif isinstance(each, (list, tuple)):
-            waiting += each
-        else:
+        if not isinstance(each, (Mapping, list, tuple)):
             yield each
+        elif id(each) not in seen:
+            seen.add(id(each))
+            waiting += each.values() if isinstance(each, Mapping) else each
 
 
 def _text(value: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from itertools import islice
 from typing import Any
 
 import pytest
 from kombu.serialization import dumps
 
 from celery_ext.errors import QueryError
-from celery_ext.tasks.arguments import arguments_of, conditions
+from celery_ext.tasks.arguments import _leaves, arguments_of, conditions
 
 ARGUMENTS = (
     ["ada@example.org", 3, ["x", {"deep": "needle"}]],
@@ -131,6 +132,17 @@ def payload(content: Any, **more: Any) -> dict[str, Any]:
         "properties": {"body_encoding": "base64"},
         **more,
     }
+
+
+def test_each_list_is_read_once() -> None:
+    """YAML can have a list in itself, and ten lists of ten lists of the same ten values."""
+    cyclic: list[Any] = []
+    cyclic += [cyclic, 1]
+    assert [*islice(_leaves([cyclic, {"a": cyclic}]), 10)] == [1]
+    shared: list[Any] = [2]
+    for _ in range(100):
+        shared = [shared] * 2
+    assert [*islice(_leaves(shared), 10)] == [2]
 
 
 def test_arguments_in_messages() -> None:
