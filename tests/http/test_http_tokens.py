@@ -234,11 +234,28 @@ def test_put_of_an_id_that_another_has_used(keys: Keys, delayed: Delayed) -> Non
 def test_a_task_of_another_tenant_with_the_same_id_is_not_terminated(
     keys: Keys, delayed: Delayed
 ) -> None:
+    """Workers that are told to end a task know only its id, and do not run it later either."""
     note(delayed, "a", RECEIVED, STARTED, tenant="bob")
     ada = keys.make("admin", tenants=["ada"])
     assert keys(ada, "PUT", "/v1/tasks/a", json=MAIL).status_code == 201
-    bob = keys.make("admin", tenants=["bob"])
-    for token, status in ((ada, 409), (bob, 202)):
+    bob, any_one = keys.make("admin", tenants=["bob"]), keys.make("admin")
+    for token, status in ((ada, 409), (bob, 409), (any_one, 202)):
+        assert keys(token, "POST", "/v1/tasks/a/terminate").status_code == status
+    for call in ("run-now", None):  # the task of ada becomes ready, and is then cancelled
+        method, path = ("POST", f"/{call}") if call else ("DELETE", "")
+        assert keys(ada, method, f"/v1/tasks/a{path}").status_code in (200, 204)
+        status = 409 if call else 202
+        assert keys(bob, "POST", "/v1/tasks/a/terminate").status_code == status
+
+
+def test_a_running_task_of_another_queue_with_the_same_id_is_not_terminated(
+    keys: Keys, delayed: Delayed
+) -> None:
+    for queue in ("celery", "pay"):
+        note(delayed, "a", RECEIVED, STARTED, queue=queue)
+        delayed.app.send_task("till.send_mail", queue=queue, countdown=60)
+    both = keys.make("admin", queues=["celery", "pay"])
+    for token, status in ((keys.make("admin", queues=["celery"]), 409), (both, 202)):
         assert keys(token, "POST", "/v1/tasks/a/terminate").status_code == status
 
 

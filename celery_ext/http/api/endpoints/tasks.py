@@ -14,6 +14,7 @@ from starlette.responses import Response
 from celery_ext.app.queues import routed_queue
 from celery_ext.control.changes.moves import NOW
 from celery_ext.control.changes.ready import ReadyTask
+from celery_ext.control.outcomes import recorded_in
 from celery_ext.http.callbacks.jobs import BY_STATUS, JOB_TASK, is_job
 from celery_ext.http.callbacks.ssrf_guard import CallbackRefused, check_form
 from celery_ext.http.options import HOW
@@ -44,6 +45,9 @@ from ..status import (
 from ..task_models import RESERVED, NewTask, NewTaskWithId, TaskChange
 
 PREFIX = "/v1/tasks"
+
+#: The states of recorded tasks that a worker has, or that will be tried again.
+ACTIVE = frozenset({"received", "running", "retrying"})
 
 Row = tuple[Any, Any, Any, Any, dict[str, Any]]
 
@@ -319,11 +323,28 @@ def terminate(call: Call, id: str, queue: str | None) -> State:
     found = find(call.service, call.identity, id, queue)
     if found is None:
         raise Problem(404, "there is no such task")
-    # A running task of another tenant may have the same id.
+    if _is_shared(call, id):
+        raise Problem.of_field("id", "another task has it, which the workers would end, too", 409)
     record = history_of(call.service, call.identity, id, found["queue"])
     if record is None or not call.service.delayed.terminate(id, record.queue):
         raise Problem(409, f"no worker has recorded that it runs the task: it is {found['status']}")
     return found
+
+
+def _is_shared(call: Call, id: str) -> bool:
+    """Whether a task that the caller may not see has the id, and runs or may still run."""
+    identity, delayed = call.identity, call.service.delayed
+    if not (identity.tenants or identity.queues):
+        return False
+    store, shards = delayed.store, delayed.shards(None)
+    records = recorded_in(delayed, shards, id)
+    found = {(each.queue, each.tenant) for each in records if each.state in ACTIVE}
+    for name in with_id(store, shards, id):
+        waiting = (TaskInfo.waiting(name, each) for each in delayed.backlog(name).get(id))
+        found |= {(each.queue, each.tenant) for each in waiting}
+    ready = (TaskInfo.of(each.found()) for each in delayed.ready_index.find(store, shards, id)[0])
+    found |= {(each.queue, each.tenant) for each in ready}
+    return not all(identity.sees(*each) for each in found)
 
 
 def _taken() -> Problem:
