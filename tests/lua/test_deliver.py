@@ -343,3 +343,23 @@ def test_the_bytes_of_what_is_promoted_are_bounded(
         assert answer.more or tag > before
     assert all(sorted(found) == sorted(sent) for found in got.values())
     assert gate or all(found == sent for found in got.values())
+
+
+@pytest.mark.parametrize("gate", [None, Gate("v", ())], ids=["no gate", "gate"])
+@pytest.mark.parametrize("smaller", [0, 100])
+def test_the_bytes_of_an_answer_are_bounded(
+    store: Store, client: redis.Redis, gate: Gate | None, smaller: int
+) -> None:
+    """A thousand messages of 200 kB once blocked the server for seconds."""
+    sent = [str(number) for number in range(smaller + 40)]
+    large = [message(f"{id}-" + "x" * 200_000) for id in sent[smaller:]]
+    client.lpush("q", *(message(f"{id}-") for id in sent[:smaller]), *large)
+    store.schedule("q", [entry("due", 2000, body="due-")])
+    store.now = "9000"
+    got: list[str] = []
+    while (answer := deliver(store, want=1000, tag=len(got) + 1, gate=gate)).records:
+        got += [body.partition("-")[0] for body in bodies(answer)]
+        assert sum(map(len, answer.records)) <= 3_000_000
+        assert answer.more or len(got) == len(sent) + 1
+    assert got == [*sent, "due"]
+    assert client.hlen("{q}:unacked:A") == len(got)

@@ -411,3 +411,20 @@ def test_a_step_forward_gives_no_more_than_a_burst(store: Store) -> None:
     assert in_one_burst(store, gate, 1000, 1) == 3
     assert in_one_burst(store, gate, HOUR_MS, 20) == 3
     assert in_one_burst(store, gate, HOUR_MS + 1000, 40) == 1
+
+
+@pytest.mark.parametrize("last", [NO_LIMITS, OPEN_GATE], ids=["in turn", "let out"])
+def test_the_bytes_that_leave_a_gate_together_are_bounded(store: Store, last: Gate) -> None:
+    ids = [f"{number:02}" for number in range(40)]
+    ticket = Ticket().text("v", "k")
+    large = [Entry(id, 0, put_ticket(message(id, more="x" * 200_000), ticket)) for id in ids]
+    for n in range(0, 40, 4):  # all wait
+        store.publish("q", large[n : n + 4])
+        claim(store, 0, NO_LIMITS)
+    assert waiting_count(store, "q") == len(ids)
+    found: list[str] = []
+    while len(found) < len(ids):
+        answer = claim(store, 100, last, len(found) + 1)
+        assert 0 < len(answer.records) <= 10
+        found += bodies(answer)
+    assert sorted(found) == ids

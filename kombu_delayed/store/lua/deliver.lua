@@ -6,7 +6,7 @@
 -- arguments: steps event_limit:number
 --   leased: 1: the caller assumes that it has a lease
 --   lease_ms: 0: take without a lease, nothing will be acked
---   want: how many messages at most
+--   want: how many messages at most; fewer if they are large
 --   tag: of the first message; the others count up
 --   promotions: how many messages to promote at most
 --   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
@@ -80,27 +80,46 @@ if promotions > 0 and (more or (urgent > 0 and not next_ms)) then
   next_ms = earliest()
 end
 
+-- With much larger answers the server would stand still for seconds.
+local ANSWER_BYTES = 2 ^ 20
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
-local taken = {}
+local taken, bytes = {}, 0
 local function hand_out(step, message)
   local record = step .. message
   answer[#answer + 1] = record
   taken[#taken + 1], taken[#taken + 2] = tag, record
-  tag = tag + 1
+  tag, bytes = tag + 1, bytes + #record
   tell_of_held('delivered', record, consumer)
 end
 
-for i, list in ipairs(ready) do
-  local step, room, batch = steps:sub(i, i), want - #taken / 2, batches[list]
-  local before = room > 0 and redis.pcall('RPOP', list, room) or {}
-  if before.err and #taken == 0 then return before end  -- otherwise a later call returns the error: another program has overwritten the key
-  for _, message in ipairs(before) do hand_out(step, message) end
-  if batch then  -- messages that are handed out at once need not go into the list
-    local taken_from = math.max(math.min(room - #before, #batch), 0)
-    for n = 1, taken_from do hand_out(step, batch[n]) end
-    if taken_from < #batch then redis.call('LPUSH', list, unpack(batch, taken_from + 1)) end
+local function room()
+  return bytes < ANSWER_BYTES and want - #taken / 2 or 0
+end
+
+-- Hands out from a list while there is room, a few messages at a time: any of them may be large.
+local function hand_out_ready(list, step)
+  while room() > 0 do
+    local some = math.min(room(), 8)
+    local found = redis.pcall('RPOP', list, some) or {}
+    if found.err then return #taken == 0 and found end  -- otherwise a later call returns the error: another program has overwritten the key
+    for _, message in ipairs(found) do hand_out(step, message) end
+    if #found < some then return end
   end
-  more = more or (want <= #taken / 2 and redis.call('EXISTS', list) == 1)
+end
+
+for i, list in ipairs(ready) do
+  local step, batch = steps:sub(i, i), batches[list]
+  local refusal = hand_out_ready(list, step)
+  if refusal then return refusal end
+  if batch then  -- messages that are handed out at once need not go into the list
+    local n = 1
+    while batch[n] and room() > 0 do
+      hand_out(step, batch[n])
+      n = n + 1
+    end
+    if batch[n] then redis.call('LPUSH', list, unpack(batch, n)) end
+  end
+  more = more or (room() == 0 and redis.call('EXISTS', list) == 1)
 end
 if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end

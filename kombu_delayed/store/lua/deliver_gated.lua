@@ -7,7 +7,7 @@
 -- arguments: steps event_limit:number declared version limits taken
 --   leased: 1: the caller assumes that it has a lease
 --   lease_ms: 0: take without a lease, so nothing will be acked, and messages take no slots
---   want: how many messages at most
+--   want: how many messages at most; fewer if they are large
 --   tag: of the first message; the others count up
 --   promotions: how many messages to bring to the gate at most
 --   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
@@ -29,15 +29,21 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 if has_others() then return refused() end
 
 for limit, count in taken:gmatch('([^ ;]+) (%d+);') do allowed[limit] = tonumber(count) end
+-- With much larger answers the server would stand still for seconds.
+local ANSWER_BYTES = 2 ^ 20
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
-local taken, held, gone = {}, {}, {}
+local taken, held, gone, bytes = {}, {}, {}, 0
 
 local function hand_out(record, slots)
   answer[#answer + 1] = record
   taken[#taken + 1], taken[#taken + 2] = tag, record
   if slots ~= '' then held[#held + 1], held[#held + 2] = tag, slots end
-  tag = tag + 1
+  tag, bytes = tag + 1, bytes + #record
   tell_of_held('delivered', record, consumer)
+end
+
+local function has_space(most)
+  return #taken / 2 < most and bytes < ANSWER_BYTES
 end
 
 local function promoted(kept)
@@ -212,7 +218,7 @@ local lacks_slots
 local function serve_all()
   local tries = want + 200  -- lanes found without capacity wait for it from then on
   local has_more = false
-  while #taken / 2 < want and tries > 0 do
+  while has_space(want) and tries > 0 do
     tries = tries - 1
     local lane, had, order, is_only = first_lane()
     if not lane then return false end
@@ -268,6 +274,7 @@ if is_paused then
 elseif version == '' then
   -- Without policies: hands out in the order of due times, regardless of lanes. The caller clears the lanes and comes again.
   for _, member in ipairs(want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}) do
+    if not has_space(want) then break end
     local kept = bucket_get(messages, member)
     redis.call('ZREM', waiting, member)
     forget_record(member)

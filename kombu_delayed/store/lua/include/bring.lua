@@ -33,27 +33,34 @@ local function bring_due()
   return more
 end
 
--- Moves messages from ready to the gate, or to the consumer for a ticket, at most `most`; returns whether more are left.
+-- Moves messages from ready to the gate, or to the consumer for a ticket, at most `most`, and about a megabyte at most;
+-- returns whether more are left.
 local function move_ready(most)
-  local room = promotions
+  local room, read = promotions, 0
   for i, list in ipairs(ready) do
-    local found = room > 0 and redis.call('LRANGE', list, -room, -1) or {}
-    local left = #found
-    while left > 0 do
-      local its_version, id, place, lane = ticket_in(found[left])
-      if its_version == version and parts_of_lane(lane) then
-        local member, kept = admit_new(steps:sub(i, i), found[left], id, lane, place)
-        note_arrival(member, kept, lane)
-      elseif #taken / 2 < most then
-        hand_out(steps:sub(i, i) .. found[left], '')
-      else
-        break
+    local some
+    repeat
+      some = math.min(room, 8)
+      local found = some > 0 and redis.call('LRANGE', list, -some, -1) or {}
+      local left = #found
+      while left > 0 do
+        local its_version, id, place, lane = ticket_in(found[left])
+        if its_version == version and parts_of_lane(lane) then
+          local member, kept = admit_new(steps:sub(i, i), found[left], id, lane, place)
+          note_arrival(member, kept, lane)
+        elseif has_space(most) then
+          hand_out(steps:sub(i, i) .. found[left], '')
+        else
+          break
+        end
+        read = read + #found[left]
+        left = left - 1
       end
-      left = left - 1
-    end
-    if left < #found then redis.call('RPOP', list, #found - left) end
-    room = room - (#found - left)
-    if left > 0 or (room == 0 and redis.call('EXISTS', list) == 1) then return true end
+      if left < #found then redis.call('RPOP', list, #found - left) end
+      if left > 0 then return true end
+      room = read < ANSWER_BYTES and room - #found or 0
+    until room == 0 or #found < some
+    if room == 0 and redis.call('EXISTS', list) == 1 then return true end
   end
   return false
 end
