@@ -277,14 +277,12 @@ class Store(Caller):
         counted: bool = False,
         behind: bool = False,
     ) -> int:
-        """Put held messages back at the heads of their lists; `counted` as a failed attempt.
-
-        With `behind` they go to the tails of their lists, in the given order.
-        """
-        total, how = 0, {"counted": int(counted), "behind": int(behind)}
-        for part in chunks([*tags] if behind else sorted(tags, reverse=True)):
-            count, *buried = self.ask("release", queue, consumer, **how, tags=part)
-            total += count
+        """Put held messages back: at the heads, or in order `behind`; `counted` as an attempt."""
+        total, left = 0, [*tags] if behind else sorted(tags, reverse=True)
+        while part := left[:CALL_LIMIT]:
+            given = {"counted": int(counted), "behind": int(behind), "tags": part}
+            count, seen, *buried = self.ask("release", queue, consumer, **given)
+            total, left = total + count, left[seen:]
             instrumentation.count_buried(self, queue, buried)
         return total
 

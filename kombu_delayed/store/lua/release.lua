@@ -8,10 +8,10 @@
 --   behind: 1: to the tails, 0: to the heads
 --   max_deliveries: 0: any number
 -- include: clock waiting ready buckets bucket_add events unacked dead unique_end poison of_queue expiry
--- returns {how many, ids of the buried ones …}; O(log n) a message
+-- returns {how many, how many tags it has looked at before it stopped after a megabyte, ids of the buried ones …}; O(log n) a message
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local buries = counted > 0 and is_poison
 if behind ~= '1' then highest_first(tags) end
-local returned = put_back(behind == '1' and 'LPUSH' or 'RPUSH', tags, counted, 'released', buries)
+local returned, looked_at = put_back(behind == '1' and 'LPUSH' or 'RPUSH', tags, counted, 'released', buries, 2 ^ 20)
 expire_as_noted()
-return {returned, unpack(buried)}
+return {returned, looked_at, unpack(buried)}
