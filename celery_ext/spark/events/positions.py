@@ -115,9 +115,10 @@ class Loss:
 
     def _of_another(self) -> str:
         return (
-            f"the lifecycle events of queue {label(self.queue)!r} were deleted and started again: "
-            f"the checkpoint is at {self.position}, and the last one is {self.stream.end} now. "
-            "Events in between are lost"
+            f"the lifecycle events of queue {label(self.queue)!r} were deleted and started again, "
+            "or a failover or restart of the server lost the newest ones: the checkpoint is at "
+            f"{self.position}, and the last one is {self.stream.end} now. Events in between are "
+            "lost"
         )
 
 
@@ -158,8 +159,10 @@ def after_loss(loss: Loss) -> Position:
     if not loss.anew:
         n = UNKNOWN if loss.count == UNKNOWN else loss.position.n + loss.count
         return Position(loss.position.id, n)
-    is_behind = loss.stream.end.key < loss.position.key
-    return Position() if is_behind else Position(loss.position.id)
+    end, position = loss.stream.end, loss.position
+    # A server that lost its newest events has fewer than before, and all of them were read.
+    is_new = end.n > position.n and position.n != UNKNOWN
+    return Position() if is_new and end.key < position.key else Position(position.id)
 
 
 def pieces(
