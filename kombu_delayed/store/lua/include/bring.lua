@@ -38,10 +38,10 @@ end
 local function move_ready(most)
   local room, read = promotions, 0
   for i, list in ipairs(ready) do
-    local some
+    local some, found
     repeat
       some = math.min(room, 8)
-      local found = some > 0 and redis.call('LRANGE', list, -some, -1) or {}
+      found = some > 0 and redis.call('LRANGE', list, -some, -1) or {}
       local left = #found
       while left > 0 do
         local its_version, id, place, lane = ticket_in(found[left])
