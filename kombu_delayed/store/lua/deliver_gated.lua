@@ -104,39 +104,8 @@ local function forget_looks(uses)
   end
 end
 
--- The keys whose turn is next, from `next_at` on, each with the turns that it has had; `are_all`: there are no others.
--- If nothing waits for a limit, one command reads the keys of a call. `new_turns` and `closed`, the lanes without
--- messages, are not written yet.
-local next_keys, next_at, are_all, new_turns, closed = {}, 1, false, {}, {}
-
--- Writes these, before anything else reads or changes turns or lanes; the keys are read again after that.
-local function write_turns()
-  in_parts('ZADD', gate .. 'turns', new_turns)
-  in_parts('HDEL', gate .. 'lanes', closed)
-  next_keys, new_turns, closed = {}, {}, {}
-end
-
-local function read_turns()
-  write_turns()
-  local count = some_wait and 1 or math.max(want - #taken / 2, 1)
-  next_keys, next_at = redis.call('ZRANGE', gate .. 'turns', 0, count - 1, 'WITHSCORES'), 1
-  are_all = #next_keys < 2 * count
-end
-
--- Gives the key whose turn it was its new place.
-local function had_turn(key, had)
-  new_turns[#new_turns + 1], new_turns[#new_turns + 2] = had, key
-  next_at = next_at + 2
-  local at = #next_keys + 1
-  while at > next_at and tonumber(next_keys[at - 1]) > had do at = at - 2 end
-  if at <= #next_keys or are_all then
-    table.insert(next_keys, at, had)
-    table.insert(next_keys, at, key)
-  end
-end
-
--- Hands out from the lane whose turn it is; returns whether the lane has more messages. `is_only`: its key has no other
--- lane with turns; `had`: the turns the key has had; `from_ms`: as in `take_from`.
+-- Hands out from the lane whose turn it is. `is_only`: its key has no other lane with turns; `had`: the turns the key
+-- has had; `from_ms`: as in `take_from`.
 local function serve(lane, parts, had, is_only, from_ms)
   local head, record, due_ms, is_current = next_of(lane, from_ms)
   has_served = true
@@ -151,19 +120,16 @@ local function serve(lane, parts, had, is_only, from_ms)
       slots = id .. '@' .. string.format('%.0f', now_ms) .. slots
     end
     hand_out(record, slots)
-    if head or not is_only then had_turn(parts.key, had) end
+    if head or not is_only then redis.call('ZADD', gate .. 'turns', had, parts.key) end
   end
   if head then
     redis.call('ZADD', gate .. 'turn:' .. parts.key, order_of(parts, tonumber(head)), lane)
   else
-    if is_only then write_turns() end
     close(lane, is_only, parts.key, had)
-    closed[#closed + 1] = lane
+    redis.call('HDEL', gate .. 'lanes', lane)
     forget_looks(parts.uses)
   end
-  if some_wait then write_turns() end
   let_next(parts.uses)
-  return head ~= nil
 end
 
 -- The limit for which a message with this due time must wait, when to look again, and whether there is capacity, but for
@@ -200,12 +166,10 @@ end
 -- lane; nil if no lane has turns.
 local function first_lane()
   while true do
-    if next_at > #next_keys then read_turns() end
-    local key, had = next_keys[next_at], next_keys[next_at + 1]
+    local key, had = unpack(redis.call('ZRANGE', gate .. 'turns', 0, 0, 'WITHSCORES'))
     if not key then return nil end
     local lane, order, other = unpack(redis.call('ZRANGE', gate .. 'turn:' .. key, 0, 1, 'WITHSCORES'))
     if lane then return lane, tonumber(had), order, not other end
-    write_turns()
     redis.call('ZREM', gate .. 'turns', key)
     in_turn[key] = nil
   end
@@ -217,7 +181,6 @@ local lacks_slots
 -- Hands out in turn; returns whether it has stopped while some lane could continue.
 local function serve_all()
   local tries = want + 200  -- lanes found without capacity wait for it from then on
-  local has_more = false
   while has_space(want) and tries > 0 do
     tries = tries - 1
     local lane, had, order, is_only = first_lane()
@@ -225,15 +188,12 @@ local function serve_all()
     local parts = parts_of_lane(lane)
     local full, look_ms, is_left, from_ms = full_limit(lane, parts, had, order)
     if full then
-      write_turns()
       block(lane, parts, full.limit, look_ms, had, order, is_only, is_left)
-      has_more = false
     else
-      has_more = serve(lane, parts, had, is_only, from_ms)
+      serve(lane, parts, had, is_only, from_ms)
     end
   end
-  write_turns()
-  if not has_shared then return has_more or redis.call('EXISTS', gate .. 'turns') == 1 end
+  if not has_shared then return redis.call('EXISTS', gate .. 'turns') == 1 end
 
   -- Whether some lane could continue without more slots of global limits. A lane that could not waits from now on. The only
   -- lane with turns does not: moving it back and forth would cost more than everything else.
@@ -249,7 +209,6 @@ local function serve_all()
         redis.call('ZADD', gate .. 'looks', 'LT', look_ms, full.limit)
         return false
       end
-      write_turns()
       block(lane, parts, full.limit, look_ms, had, order, is_only, is_left)
       tries = tries - 1
     end
@@ -268,7 +227,7 @@ if pause then
   if not is_paused then forget_in_a_day(of_queue('paused')) end
 end
 
-local more, lanes_left = false, false
+local more = false
 if is_paused then
   next_ms, some_wait = until_ms > 0 and until_ms or nil, false
 elseif version == '' then
@@ -302,21 +261,19 @@ else
   for limit, count in pairs(allowed) do
     if count > 0 then unblock(limit) end
   end
-  lanes_left = serve_all()
+  more = serve_all()
   if more_ready and #taken == 0 and want > 0 then
     more_ready = bring(want)
-    lanes_left = serve_all()
+    more = serve_all()
   end
-  more = lanes_left or more_ready or more_due
+  more = more or more_ready or more_due
 end
 if #gone > 0 then bucket_drop_all(messages, gone) end
 if now_had then
   redis.call('ZREMRANGEBYSCORE', gate .. 'passed', '-inf', now_had)
   redis.call('SET', gate .. 'now', string.format('%.17g', now_had))
 end
-if (has_served or #taken > 0) and not lanes_left and redis.call('EXISTS', waiting) == 0 then
-  redis.call('DEL', gate .. 'now', gate .. 'last', gate .. 'passed')
-end
+if (has_served or #taken > 0) and redis.call('EXISTS', waiting) == 0 then redis.call('DEL', gate .. 'now', gate .. 'last', gate .. 'passed') end
 
 if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
