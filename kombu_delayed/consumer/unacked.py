@@ -22,7 +22,6 @@ LARGEST_CLAIM = 250
 #: A claim for less than half of the prefetch limit waits this long for more room.
 SMALL_CLAIM_SECONDS = 0.003
 
-
 #: The member of a payload that is handed to a worker of Celery.
 FOR_CELERY = "for_celery"
 
