@@ -225,19 +225,20 @@ class Envelope:
 def check_task(payload: Payload) -> None:
     """Raise MessageError for what would crash a Celery worker, except for the content of a body."""
     _check_fields(payload["headers"])
-    if not isinstance(payload.get("body"), Sized):
-        raise MessageError("the message has no body")
+    body = payload.get("body")
+    if not isinstance(body, Sized):
+        raise MessageError(f"the message has {'no body' if body is None else f'the body {body!r}'}")
 
 
 def check_body(headers: Mapping[str, Any], body: Any) -> None:
     """Raise DecodeError, which Celery expects, for a decoded body that would crash its worker."""
     try:
+        if isinstance(body, dict):  # a task of protocol 1 has its fields in the body
+            _check_fields({**body, **headers})
         if headers.get("task") is not None:
             is_task = "args" in body if isinstance(body, dict) else _has_length(body, 3)
             if not is_task:
                 raise MessageError("it is not the body of a task")
-        elif isinstance(body, dict):  # a task of protocol 1 has its fields in the body
-            _check_fields(body)
     except MessageError as error:
         raise DecodeError(str(error)) from error
 
@@ -259,7 +260,7 @@ def _are_limits(given: Any) -> bool:
     if not _has_length(given, 2):
         return False
     try:
-        return all(math.isfinite(float(each or 0)) for each in given)
+        return not any(math.isnan(float(each or 0)) for each in given)
     except (TypeError, ValueError, OverflowError):
         return False
 

@@ -341,7 +341,7 @@ UNBEARABLE = {
     "id list": text(headers={"id": ["x"], "task": "record"}),
     **{
         f"time limit {limit}": task_text(headers={"timelimit": limit})
-        for limit in ("x", [1], [["x"], None], ["x", None], {"x": 1}, [None, math.inf])
+        for limit in ("x", [1], [["x"], None], ["x", None], {"x": 1}, [None, math.nan])
     },
     "stamps number": task_text(headers={"stamped_headers": 7}),
     "stamps nested": task_text(headers={"stamped_headers": [["x"]]}),
@@ -349,6 +349,7 @@ UNBEARABLE = {
         f"body {body}": task_text(body)
         for body in ([], {}, None, 7, [1], [1, 2, 3, 4], "args", {"a": 1, "b": 2, "c": 3})
     },
+    "protocol 1 in the body of a task": task_text({"args": [1], "kwargs": {}, "timelimit": [1]}),
     **{
         f"protocol 1 {fields}": text(headers={}, body=json.dumps({"task": "record", **fields}))
         for fields in ({"task": ["x"], "id": "x"}, {"id": ["x"]}, {"id": "x", "timelimit": [1]}, {})
@@ -376,17 +377,19 @@ def test_worker_survives(settings: Settings, client: redis.Redis, tmp_path: Path
         app.send_task("nowhere")
         app.send_task("record", task_id="good")
         app.send_task("record", task_id="later", countdown=0.5)
-        ledger.wait_for_all(["good", "later"])
+        app.send_task("record", task_id="endless", time_limit=math.inf)
+        ledger.wait_for_all(["good", "later", "endless"])
         wait_until(lambda: left(client, "celery").keys() <= {"dead"}, "all is dealt with")
         assert (worker.pid, worker.running) == (pid, True)
         assert worker.log.count(" ready.") == 1
         assert "Frequent restarts" not in worker.log
     assert set(ledger.runs().values()) == {1}
-    sent = len(bad) + len(BAD_HEADERS) + 3
+    sent = len(bad) + len(BAD_HEADERS) + 4
     assert left(client, "celery")["dead"] + len(ledger.entries()) == sent
     reasons = {json.loads(each)["reason"] for each in client.hvals("{celery}:dead-reasons")}
     assert reasons > {
         "the message has no body",
+        "the message has the body 7",
         "the task 'record' has no header id",
         "the task 'record' has the header id ['x']",
         "the header task is not a name but ['record']",

@@ -428,3 +428,10 @@ def test_the_bytes_that_leave_a_gate_together_are_bounded(store: Store, last: Ga
         assert 0 < len(answer.records) <= 10
         found += bodies(answer)
     assert sorted(found) == ids
+
+
+def test_large_ones_without_tickets_do_not_hold_up_those_who_have_turns(store: Store) -> None:
+    store.publish("q", [entry(id) for id in "ab"])
+    claim(store, want=0, gate=NO_LIMITS)
+    store.publish("q", [Entry(f"{n}", 0, message(f"{n}", more="x" * 200_000)) for n in range(20)])
+    assert taken(store, want=20, gate=NO_LIMITS)[-2:] == "ab"

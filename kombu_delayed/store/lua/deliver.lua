@@ -96,13 +96,20 @@ local function room()
   return bytes < ANSWER_BYTES and want - #taken / 2 or 0
 end
 
--- Hands out from a list while there is room, a few messages at a time: any of them may be large.
+-- Hands out from a list while there is room. Takes a few messages at a time, and puts back those for which others,
+-- which are large, leave no room.
 local function hand_out_ready(list, step)
   while room() > 0 do
     local some = math.min(room(), 8)
     local found = redis.pcall('RPOP', list, some) or {}
     if found.err then return #taken == 0 and found end  -- otherwise a later call returns the error: another program has overwritten the key
-    for _, message in ipairs(found) do hand_out(step, message) end
+    for n, message in ipairs(found) do
+      if room() == 0 then
+        for left = #found, n, -1 do redis.call('RPUSH', list, found[left]) end
+        return
+      end
+      hand_out(step, message)
+    end
     if #found < some then return end
   end
 end

@@ -42,8 +42,9 @@ local function hand_out(record, slots)
   tell_of_held('delivered', record, consumer)
 end
 
+-- Whether the answer has space for another message, if `most` of those that are wanted may be of its kind.
 local function has_space(most)
-  return #taken / 2 < most and bytes < ANSWER_BYTES
+  return #taken / 2 < most and bytes < ANSWER_BYTES * most / want
 end
 
 local function promoted(kept)
