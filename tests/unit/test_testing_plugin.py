@@ -58,7 +58,7 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def run(project: pytest.Pytester, tests: str, *options: str) -> pytest.RunResult:
     project.makepyfile(test_shop=tests)
     plain = ("-p", "no:cacheprovider", "-p", "no:randomly")
-    return project.runpytest_subprocess(*plain, *options, timeout=60)
+    return project.runpytest_subprocess(*plain, *options, timeout=300)
 
 
 def test_each_test_begins_empty(project: pytest.Pytester) -> None:
@@ -385,7 +385,7 @@ def test_examples_of_the_guide(pytester: pytest.Pytester) -> None:
     assert set(files) == {"shop.py", "pyproject.toml", "test_shop.py", "test_states.py"}
     for name, content in files.items():
         (pytester.path / name).write_text(content, encoding="utf-8")
-    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=60)
+    found = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=300)
     found.assert_outcomes(passed=4)
 
 
