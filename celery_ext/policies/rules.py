@@ -184,12 +184,12 @@ class Rules:
     def _name_strategy(self, queue: str, task: str, headers: dict[str, Any]) -> None:
         """Name the retry strategy to the process that runs the task, if it would take another."""
         key, known = (queue, task), self._strategies
-        if key not in known:
+        if key in known:
+            text = known[key]
+        else:
             text = self._strategy(queue, task)
             if self._apps.with_task(task) is not None:
                 known[key] = text
-        else:
-            text = known[key]
         if text is None:
             headers.pop(STRATEGY_HEADER, None)
         else:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from rich import box
-from rich.console import OverflowMethod
+from rich.console import Console, ConsoleOptions, OverflowMethod, RenderResult
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -134,9 +134,19 @@ def progress_bars(*before: ProgressColumn, **options: Any) -> Progress:
     return Progress(*before, *columns, TimeElapsedColumn(), **options)
 
 
-def tasks_table(infos: Iterable[TaskInfo], title: str | None = None, width: int = WIDE) -> Table:
+class TasksTable:
     """Tasks in rows. A narrow table has no column for how far away they are: ids stay whole."""
-    is_wide = width >= WIDE
+
+    def __init__(self, infos: Iterable[TaskInfo], title: str | None = None) -> None:
+        self._infos = [*infos]
+        self._title = title
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Rich calls this with the width that it has."""
+        yield _tasks_table(self._infos, self._title, options.max_width >= WIDE)
+
+
+def _tasks_table(infos: Iterable[TaskInfo], title: str | None, is_wide: bool) -> Table:
     made = table("due (UTC)", *([""] if is_wide else []), "queue", "task", "id", title=title)
     made.columns[-1].overflow = "fold"
     for info in infos:

@@ -428,54 +428,59 @@ def test_a_doctor_drops_those_of_an_empty_queue(store: Store, client: redis.Redi
     assert not examine_queue(store, "q")
 
 
-def test_beside_stock_workers_nothing_is_compressed(
-    store: Store, client: redis.Redis, server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Stock workers would lose it."""
+def purged(store: Store) -> str:
+    """Replace a compressed backlog by one without a dictionary; returns the version that it had."""
     version = store.dictionaries.packer("q")[1]
     store.purge("q")
     for each in entries(150, seed=4):
         store.schedule("q", [each])
+    return version
+
+
+def warning_of(store: Store, client: redis.Redis, caplog: pytest.LogCaptureFixture) -> str:
+    """Check that nothing is compressed; returns the warning, of which there is one."""
+    for _ in range(2):
+        store.known_dictionaries.current.clear()
+        assert store.dictionaries.packer("q")[1] == ""
+    assert not client.exists(DICTIONARIES)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    return record.getMessage()
+
+
+def look_again(store: Store) -> str:
+    """The version of the dictionary when other clients are looked at again."""
+    store.known_dictionaries.current.clear()
+    store.known_dictionaries.shared_until.clear()
+    return store.dictionaries.packer("q")[1]
+
+
+def test_beside_stock_workers_nothing_is_compressed(
+    store: Store, client: redis.Redis, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stock workers would lose it."""
+    version = purged(store)
     with server.client() as stock, ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(stock.brpop, ["other"], 30)
         wait_until(lambda: stock_consumers(client), "it waits")
-        for _ in range(2):
-            store.known_dictionaries.current.clear()
-            assert store.dictionaries.packer("q")[1] == ""
-        assert not client.exists(DICTIONARIES)
-        (record,) = caplog.records
-        assert record.levelname == "WARNING"
-        assert "'q' is not compressed" in record.getMessage()
+        assert "'q' is not compressed" in warning_of(store, client, caplog)
         client.lpush("other", "end")
         waiting.result()
     store.known_dictionaries.current.clear()
     assert store.dictionaries.packer("q")[1] == "", "that is not looked at again for a while"
-    store.known_dictionaries.current.clear()
-    store.known_dictionaries.shared_until.clear()
-    assert store.dictionaries.packer("q")[1] == version
+    assert look_again(store) == version
 
 
 def test_a_user_who_may_not_list_clients_compresses_nothing(
     store: Store, client: redis.Redis, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Stock workers may be there."""
-    version = store.dictionaries.packer("q")[1]
-    store.purge("q")
-    for each in entries(150, seed=4):
-        store.schedule("q", [each])
+    version = purged(store)
     with blind_user(client), server.client(username=BLIND, password=BLIND) as blind:
         limited = Store(blind, now="1000")
-        for _ in range(2):
-            limited.known_dictionaries.current.clear()
-            assert limited.dictionaries.packer("q")[1] == ""
-        assert not client.exists(DICTIONARIES)
-        (record,) = caplog.records
-        assert record.levelname == "WARNING"
-        assert record.getMessage().endswith("Give the user the right +client|list")
+        assert warning_of(limited, client, caplog).endswith("Give the user the right +client|list")
         client.acl_setuser(BLIND, enabled=True, commands=["+client|list"])
-        limited.known_dictionaries.current.clear()
-        limited.known_dictionaries.shared_until.clear()
-        assert limited.dictionaries.packer("q")[1] == version
+        assert look_again(limited) == version
 
 
 def test_a_better_one_is_taken_after_a_while(

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from celery_ext.control.counts import ConsumerInfo, Counts, Forecast, forecast_data
-from celery_ext.tasks.formatting import moment, tasks_table
+from celery_ext.tasks.formatting import TasksTable, moment
 from celery_ext.tasks.task_info import TaskInfo
 
 from ..criteria import queue_option
@@ -63,7 +63,7 @@ class Look(NamedTuple):
             "consumers": [asdict(each) for each in self.consumers],
         }
 
-    def render(self, width: int) -> RenderableType:
+    def render(self) -> RenderableType:
         parts: list[RenderableType] = [
             Text(f"{moment(self.at)} UTC\n", style="bold"),
             counts_table(self.counts),
@@ -71,7 +71,7 @@ class Look(NamedTuple):
             chart(self.forecast),
         ]
         if self.next:
-            parts += [Text("\nNext", style="bold"), tasks_table(self.next, width=width)]
+            parts += [Text("\nNext", style="bold"), TasksTable(self.next)]
         if self.consumers:
             parts += [Text("\nConsumers", style="bold"), consumers_table(self.consumers)]
         return Group(*parts)
@@ -102,7 +102,7 @@ def watch(session: Session, queue: str | None, interval: float, times: int | Non
         whole = session.out.is_terminal
         with Live(console=session.out, auto_refresh=False, screen=whole) as live:
             for look in _looks(session, queue, interval, times):
-                live.update(look.render(session.out.width), refresh=True)
+                live.update(look.render(), refresh=True)
 
 
 def _looks(session: Session, queue: str | None, interval: float, times: int | None) -> Any:

@@ -13,7 +13,7 @@ import click
 from celery_ext.app.commands import all_of
 from celery_ext.control.changes.change_many import Outcome
 from celery_ext.control.delayed import Delayed
-from celery_ext.tasks.formatting import MOVABLE, tasks_table, tasks_word
+from celery_ext.tasks.formatting import MOVABLE, TasksTable, tasks_word
 from celery_ext.tasks.query import Query
 from celery_ext.tasks.times import shifted
 
@@ -160,8 +160,7 @@ def _change_ids(
         known = filter(None, (delayed.get(id, queue) for id in ids))
         infos = [info for info in known if info.state in CHANGEABLE]
         found = {info.id for info in infos}
-        title = f"{change.verb} {tasks_word(len(infos))}:"
-        session.print(tasks_table(infos, title, session.out.width))
+        session.print(TasksTable(infos, f"{change.verb} {tasks_word(len(infos))}:"))
     else:
         found = set()
         with (
@@ -226,7 +225,7 @@ def _show(session: Session, change: Change, preview: Outcome, asks: bool) -> Non
     more = "" if preview.matched == len(preview.sample) else ", such as"
     title = f"{change.verb} {tasks_word(preview.matched)}{more}:"
     out.print(queues_table({name: count for name, count in preview.queues.items() if count}))
-    out.print("", tasks_table(preview.sample, title, out.width), "")
+    out.print("", TasksTable(preview.sample, title), "")
 
 
 def _report(session: Session, change: Change, outcome: Outcome) -> None:

@@ -14,12 +14,12 @@ from rich.table import Table
 from celery_ext.control.counts import Counts
 from celery_ext.tasks.formatting import (
     STATE_STYLES,
+    TasksTable,
     facts_table,
     number,
     plain,
     remaining,
     table,
-    tasks_table,
     tasks_word,
 )
 from celery_ext.tasks.progress import Progress
@@ -59,7 +59,7 @@ def _present(
         infos = [*islice(found, limit or None)]
         has_more = len(infos) == limit > 0 and next(found, None) is not None
     if infos:
-        session.print(tasks_table(infos, width=session.out.width))
+        session.print(TasksTable(infos))
     return len(infos), has_more
 
 

@@ -12,6 +12,6 @@
 redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local buries = counted > 0 and is_poison
 if behind ~= '1' then highest_first(tags) end
-local returned, looked_at = put_back(behind == '1' and 'LPUSH' or 'RPUSH', tags, counted, 'released', buries, 2 ^ 20)
+local returned, looked_at = put_back(behind == '1' and 'LPUSH' or 'RPUSH', tags, counted, 'released', buries)
 expire_as_noted()
 return {returned, looked_at, unpack(buried)}

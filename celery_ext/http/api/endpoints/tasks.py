@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any
 
 import celery.app.base
@@ -14,6 +16,7 @@ from starlette.responses import Response
 from celery_ext.app.queues import routed_queue
 from celery_ext.control.changes.moves import NOW
 from celery_ext.control.changes.ready import ReadyTask
+from celery_ext.control.delayed import Delayed
 from celery_ext.control.outcomes import recorded_in
 from celery_ext.http.callbacks.jobs import BY_STATUS, JOB_TASK, is_job
 from celery_ext.http.callbacks.ssrf_guard import CallbackRefused, check_form
@@ -21,6 +24,7 @@ from celery_ext.http.options import HOW
 from celery_ext.http.problems import Problem
 from celery_ext.http.service import create_once
 from celery_ext.http.service.service import Service
+from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.consumer.policy.of_message import HEADER
 from kombu_delayed.errors import OptionError
@@ -181,10 +185,7 @@ def _elsewhere(call: Call, id: str) -> bool:
     service = call.service
     if delayed_infos(service, call.identity, id):
         return True
-    delayed = service.delayed
-    if call.identity.tenants and any(
-        delayed.backlog(name).get(id) for name in with_id(delayed.store, delayed.shards(None), id)
-    ):
+    if call.identity.tenants and any(_delayed_anywhere(service.delayed, id)):
         raise Problem.of_field("id", "it is taken", 409)
     return False
 
@@ -336,15 +337,20 @@ def _is_shared(call: Call, id: str) -> bool:
     identity, delayed = call.identity, call.service.delayed
     if not (identity.tenants or identity.queues):
         return False
-    store, shards = delayed.store, delayed.shards(None)
-    records = recorded_in(delayed, shards, id)
-    found = {(each.queue, each.tenant) for each in records if each.state in ACTIVE}
-    for name in with_id(store, shards, id):
-        waiting = (TaskInfo.waiting(name, each) for each in delayed.backlog(name).get(id))
-        found |= {(each.queue, each.tenant) for each in waiting}
-    ready = (TaskInfo.of(each.found()) for each in delayed.ready_index.find(store, shards, id)[0])
-    found |= {(each.queue, each.tenant) for each in ready}
-    return not all(identity.sees(*each) for each in found)
+    shards = delayed.shards(None)
+    ready, _ = delayed.ready_index.find(delayed.store, shards, id)
+    found: Iterator[TaskInfo | TaskHistory] = chain(
+        (each for each in recorded_in(delayed, shards, id) if each.state in ACTIVE),
+        _delayed_anywhere(delayed, id),
+        (TaskInfo.of(each.found()) for each in ready),
+    )
+    return not all(identity.sees(each.queue, each.tenant) for each in found)
+
+
+def _delayed_anywhere(delayed: Delayed, id: str) -> Iterator[TaskInfo]:
+    """The delayed tasks with an id, in all queues."""
+    for shard in with_id(delayed.store, delayed.shards(None), id):
+        yield from (TaskInfo.waiting(shard, each) for each in delayed.backlog(shard).get(id))
 
 
 def _taken() -> Problem:

@@ -33,32 +33,39 @@ local function bring_due()
   return more
 end
 
--- Moves messages from ready to the gate, or to the consumer for a ticket, at most `most`, and about a megabyte at most;
--- returns whether more are left.
+-- Moves the last messages of a list to the gate, or to the consumer for a ticket, at most `most`. Returns how many are
+-- left, and the bytes of the others.
+local function move_some(found, step, most)
+  local left, read = #found, 0
+  while left > 0 do
+    local its_version, id, place, lane = ticket_in(found[left])
+    if its_version == version and parts_of_lane(lane) then
+      local member, kept = admit_new(step, found[left], id, lane, place)
+      note_arrival(member, kept, lane)
+    elseif has_space(most) then
+      hand_out(step .. found[left], '')
+    else
+      break
+    end
+    read = read + #found[left]
+    left = left - 1
+  end
+  return left, read
+end
+
+-- Moves messages out of ready, about a megabyte at most; returns whether more are left. `most`: as in `move_some`.
 local function move_ready(most)
-  local room, read = promotions, 0
+  local room, total = promotions, 0
   for i, list in ipairs(ready) do
     local some, found
     repeat
       some = math.min(room, 8)
       found = some > 0 and redis.call('LRANGE', list, -some, -1) or {}
-      local left = #found
-      while left > 0 do
-        local its_version, id, place, lane = ticket_in(found[left])
-        if its_version == version and parts_of_lane(lane) then
-          local member, kept = admit_new(steps:sub(i, i), found[left], id, lane, place)
-          note_arrival(member, kept, lane)
-        elseif has_space(most) then
-          hand_out(steps:sub(i, i) .. found[left], '')
-        else
-          break
-        end
-        read = read + #found[left]
-        left = left - 1
-      end
+      local left, read = move_some(found, steps:sub(i, i), most)
       if left < #found then redis.call('RPOP', list, #found - left) end
       if left > 0 then return true end
-      room = read < ANSWER_BYTES and room - #found or 0
+      total = total + read
+      room = total < ANSWER_BYTES and room - #found or 0
     until room == 0 or #found < some
     if room == 0 and redis.call('EXISTS', list) == 1 then return true end
   end

@@ -157,11 +157,15 @@ end
 
 -- Looks at limits whose time has come, or at all: the next token is due, or capacity was not reported for long.
 local function look(at_all)
-  some_wait = redis.call('EXISTS', gate .. 'looks') == 1
+  local look_ms = next_look()
+  some_wait = look_ms ~= nil
   if not some_wait then return end
   local last = redis.call('ZREVRANGEBYSCORE', gate .. 'looks', '+inf', now_ms + LOOK_MS, 'WITHSCORES', 'LIMIT', 0, 100)
-  if #last > 0 then look_sooner(last) end
-  if next_look() > now_ms and not at_all then return end
+  if #last > 0 then
+    look_sooner(last)
+    look_ms = next_look()
+  end
+  if look_ms > now_ms and not at_all then return end
   local until_ms = at_all and '+inf' or now_ms
   for _, limit in ipairs(redis.call('ZRANGEBYSCORE', gate .. 'looks', '-inf', until_ms, 'LIMIT', 0, 100)) do
     redis.call('ZADD', gate .. 'looks', now_ms + LOOK_MS, limit)

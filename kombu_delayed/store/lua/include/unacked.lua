@@ -12,12 +12,12 @@ local function with_deliveries(message, count)
 end
 
 -- Returns messages in the order of `tags` with the command `push`. `is_buried`, if given, may bury a message instead;
--- `event` is recorded for the others. With `most_bytes`, stops after moving that many bytes. Returns how many messages
--- there were, and how many tags were checked.
-local function put_back(push, tags, count, event, is_buried, most_bytes)
+-- `event` is recorded for the others. Stops after a megabyte, which takes the server some ten milliseconds. Returns how
+-- many messages there were, and how many tags were checked.
+local function put_back(push, tags, count, event, is_buried)
   local returned, looked_at, bytes, is_ready = 0, 0, 0, false
   for _, tag in ipairs(tags) do
-    if bytes >= (most_bytes or math.huge) then break end
+    if bytes >= 2 ^ 20 then break end
     looked_at = looked_at + 1
     local record = redis.call('HGET', unacked, tag)
     if record then
@@ -42,17 +42,16 @@ local function highest_first(tags)
 end
 
 -- Returns the messages with the highest tags first, so that the next call can continue in front of them; returns how
--- many are left. Stops after a megabyte, which takes the server some ten milliseconds. If there are more tags than one
--- call can sort, they were sorted before.
+-- many are left. If there are more tags than one call can sort, they were sorted before.
 local function give_back_some(limit, count, event, is_buried)
   if redis.call('HLEN', unacked) <= 1000 or redis.call('EXISTS', held) == 0 then
     redis.call('DEL', held)
     local tags = redis.call('HKEYS', unacked)
     highest_first(tags)
-    put_back('RPUSH', {unpack(tags, 1, math.min(#tags, limit))}, count, event, is_buried, 2 ^ 20)
+    put_back('RPUSH', {unpack(tags, 1, math.min(#tags, limit))}, count, event, is_buried)
   else
     local tags = redis.call('ZREVRANGE', held, 0, limit - 1)
-    local _, looked_at = put_back('RPUSH', tags, count, event, is_buried, 2 ^ 20)
+    local _, looked_at = put_back('RPUSH', tags, count, event, is_buried)
     redis.call('ZREM', held, unpack(tags, 1, looked_at))
   end
   local left = redis.call('HLEN', unacked)
