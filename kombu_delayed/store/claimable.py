@@ -10,6 +10,9 @@ from .calls.caller import Caller, without_errors
 from .calls.scripts import Call
 from .global_limits import Lack
 
+#: How large the answers are that a consumer asks for at once. A larger message comes alone.
+ANSWER_BYTES = 2**20
+
 
 class Delivered(NamedTuple):
     """The answer of a deliver: records (priority step + message) and when to come back.

@@ -11,7 +11,7 @@ from ..message.wait import NO_WAIT, Wait
 from .calls import instrumentation
 from .calls.caller import CALL_LIMIT, Caller, Limits, Scheduled, chunks
 from .calls.scripts import Call
-from .claimable import Claimable, Delivered
+from .claimable import ANSWER_BYTES, Claimable, Delivered
 from .dead_letters import DeadLetters
 from .global_limits import lacks
 from .leases import Leases
@@ -197,6 +197,7 @@ class Store(Caller):
         waits: bool = True,
         listens: bool = False,
         promotions: int = CALL_LIMIT,
+        most_bytes: int = ANSWER_BYTES,
         expires_ms: int = 0,
         declared: str = "",
         gate: Gate | None = None,
@@ -222,6 +223,7 @@ class Store(Caller):
             want=want,
             tag=tag,
             promotions=promotions,
+            most_bytes=most_bytes,
             waits=2 if listens else int(waits),
             expires_ms=expires_ms,
             declared=declared,

@@ -18,6 +18,7 @@ from redis.connection import Connection as RedisConnection
 
 from kombu_delayed.consumer.consumer import Consumer
 from kombu_delayed.store.calls.scripts import script
+from kombu_delayed.store.claimable import ANSWER_BYTES
 from kombu_delayed.store.store import Entry, Store
 from kombu_delayed.transport.channel.channel import Channel
 
@@ -188,10 +189,10 @@ def commands(client: redis.Redis) -> int:
     return int(client.info("stats")["total_commands_processed"])
 
 
-def sent(id: str, due: str = "") -> Entry:
+def sent(id: str, due: str = "", body: str = "") -> Entry:
     """A message that Kombu can read."""
     properties = {"delivery_info": {}, "body_encoding": "base64", "delivery_tag": id}
-    message = {"body": "", "headers": {"id": id}, "properties": properties}
+    message = {"body": body, "headers": {"id": id}, "properties": properties}
     return Entry(id, 0, json.dumps(message), due)
 
 
@@ -318,6 +319,19 @@ def test_it_never_claims_more_than_it_has_room_for(
         many.consumer.step()
         held = sum(unacked for q in QUEUES for _, _, unacked in store.leases.consumers(q))
         assert 0 < held <= prefetch_count
+
+
+def test_the_bytes_of_their_answers_are_bounded_together(many: Many, store: Store) -> None:
+    many.channel.basic_qos(0, COUNT)
+    for queue in QUEUES[20:]:
+        many.channel.basic_cancel(queue)
+    for queue in QUEUES[:20]:
+        store.publish(queue, [sent(f"{queue}-{n}", body="x" * 100_000) for n in range(5)])
+    many.consumer.step()
+    claimed = [len(entry.record) for entry in many.consumer.parts[0].claims.buffer]
+    assert len(claimed) >= 20
+    assert sum(claimed) < ANSWER_BYTES + 20 * 100_500
+    many.step_until(100)
 
 
 def test_strict_priority_holds_among_many(many: Many, store: Store) -> None:

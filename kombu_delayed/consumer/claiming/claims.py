@@ -14,7 +14,7 @@ from kombu_delayed.connection.cluster.connection import SlotMoves
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.connection.wakeup import WakeConnection
 from kombu_delayed.errors import UNREACHABLE, LeaseLost
-from kombu_delayed.store.claimable import Delivered
+from kombu_delayed.store.claimable import ANSWER_BYTES, Delivered
 from kombu_delayed.store.global_limits import Lack
 from kombu_delayed.store.store import delivered
 
@@ -206,8 +206,9 @@ class Claims:
             for source in chain.from_iterable(wanted)
             if (want := wants.get(source.queue, 0)) or source.owes or source.must_keep(now)
         ]
+        most_bytes = ANSWER_BYTES // max(len(asked), 1)
         answers = self._store.together(
-            [self._store.deliver_call(**request.given) for _, request in asked]
+            [self._store.deliver_call(most_bytes=most_bytes, **each.given) for _, each in asked]
         )
         errors = []
         for (source, request), answer in zip(asked, answers, strict=True):

@@ -3,12 +3,13 @@
 -- Safe to repeat: recover finds the messages that the first call handed out.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events ready...
 -- arguments: now consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number declared
--- arguments: steps event_limit:number
+-- arguments: most_bytes:number steps event_limit:number
 --   leased: 1: the caller assumes that it has a lease
 --   lease_ms: 0: take without a lease, nothing will be acked
 --   want: how many messages at most; fewer if they are large
 --   tag: of the first message; the others count up
 --   promotions: how many messages to promote at most
+--   most_bytes: of the answer, about: with much larger ones the server would stand still for seconds; one message always fits
 --   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
 --   expires_ms: of the queue; 0: never; -1: never, and the queue deletes itself
 --   declared: the version of the caller's policies; empty: it has none
@@ -80,8 +81,6 @@ if promotions > 0 and (more or (urgent > 0 and not next_ms)) then
   next_ms = earliest()
 end
 
--- With much larger answers the server would stand still for seconds.
-local ANSWER_BYTES = 2 ^ 20
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, bytes = {}, 0
 local function hand_out(step, message)
@@ -93,7 +92,7 @@ local function hand_out(step, message)
 end
 
 local function room()
-  return bytes < ANSWER_BYTES and want - #taken / 2 or 0
+  return bytes < most_bytes and want - #taken / 2 or 0
 end
 
 -- Hands out from a list while there is room. Takes a few messages at a time, and puts back those for which others,

@@ -4,12 +4,13 @@
 -- Safe to repeat: recover finds the messages that the first call handed out.
 -- keys: partitions delayed messages duplicates wake armed consumers unacked events gate ready...
 -- arguments: now bucket_bytes:number consumer leased lease_ms:number want:number tag:number promotions:number waits expires_ms:number
--- arguments: steps event_limit:number declared version limits taken
+-- arguments: most_bytes:number steps event_limit:number declared version limits taken
 --   leased: 1: the caller assumes that it has a lease
 --   lease_ms: 0: take without a lease, so nothing will be acked, and messages take no slots
 --   want: how many messages at most; fewer if they are large
 --   tag: of the first message; the others count up
 --   promotions: how many messages to bring to the gate at most
+--   most_bytes: as in deliver, also of the messages that go from ready to the gate
 --   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
 --   declared: the version of the caller's policies; empty: it has none
 --   version: of the tickets; empty: there are no policies any more, so waiting messages are let out
@@ -29,8 +30,6 @@ if lease_ms > 0 and not lasts_long then redis.call('ZADD', consumers, now_ms + l
 if has_others() then return refused() end
 
 for limit, count in taken:gmatch('([^ ;]+) (%d+);') do allowed[limit] = tonumber(count) end
--- With much larger answers the server would stand still for seconds.
-local ANSWER_BYTES = 2 ^ 20
 local answer = {now_ms, 0, 0, redis.call('ZCARD', consumers)}
 local taken, held, gone, bytes = {}, {}, {}, 0
 
@@ -44,7 +43,7 @@ end
 
 -- Whether the answer has space for another message, if `most` of those that are wanted may be of its kind.
 local function has_space(most)
-  return #taken / 2 < most and bytes < ANSWER_BYTES * most / want
+  return #taken / 2 < most and bytes < most_bytes * most / want
 end
 
 local function promoted(kept)
