@@ -68,6 +68,8 @@ BURIED = {
     "not JSON": (b"good morning", "not JSON"),
     "invalid UTF-8": (b'{"body": "\xff"}', "not JSON"),
     "nothing": (b"", "not JSON"),
+    "begins like a packed record": (b"\x01abcdef", "not JSON"),
+    "begins like a compressed record": (b"12\x01zab", "not JSON"),
     "cut off": (text()[:-1], "not JSON"),
     "null": (b"null", "not a JSON object but NoneType"),
     "empty object": (b"{}", "no properties"),

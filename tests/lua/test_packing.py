@@ -130,6 +130,19 @@ def test_ids_that_are_numbers(store: Store) -> None:
     assert found == [f"02000{text}".encode() for text in texts]
 
 
+def test_one_that_was_damaged_stops_no_other(store: Store, client: redis.Redis) -> None:
+    text, other = task(ID), task("another")
+    store.schedule("q", [Entry(ID, 0, text, "1500"), Entry("another", 0, other, "1500")])
+    short = kept(client, ID)[:20]
+    (bucket,) = (key for key in client.keys("{q}:messages:*[0-9]") if client.hexists(key, ID))
+    client.hset(bucket, ID, short)
+    store.now = "1600"
+    assert set(deliver(store, "A-1000", 10).records) == {
+        b"0" + short,
+        b"0" + promoted(other, 1500).encode(),
+    }
+
+
 def test_another_due_time_leaves_it_packed(store: Store, client: redis.Redis) -> None:
     text, eta = task(ID), "2027-01-01T00:00:00+00:00"
     store.schedule("q", [Entry(ID, 0, text, "2000")])

@@ -88,11 +88,13 @@ end
 local function unpacked_behind(front, field, record, forms, from)
   local id = id_of_field(field)
   if forms:byte() == 122 then
-    local before, task, head, frame, last = struct.unpack('>Hc0Hc0Hc0Hc0', record, from)
+    local is_whole, before, task, head, frame, last = pcall(struct.unpack, '>Hc0Hc0Hc0Hc0', record, from)
+    if not is_whole then return record end  -- it only begins like a packed one
     head = head_of_compressed(forms, head)
     return front .. before .. HEADERS .. task .. BEHIND_TASK .. id .. '"' .. head .. ZSTD .. frame .. '"' .. record:sub(last)
   end
-  local task, flags, eta, kwargs, origin, reply, route, args, body, last = struct.unpack(PARTS, record, from)
+  local is_whole, task, flags, eta, kwargs, origin, reply, route, args, body, last = pcall(struct.unpack, PARTS, record, from)
+  if not is_whole then return record end
   local flag = FLAGS[forms:sub(1, 1)]
   if flag then flags = flag .. NO_STAMPS .. flags end
   if forms:byte(2) == 117 then eta = eta .. BEHIND_ETA .. id .. NO_PARENT end
