@@ -50,7 +50,7 @@ _DELIVERIES, _LONGEST_DELIVERIES = re.compile(r', ?"deliveries": ?\d+\}$'), 40
 _SENDER = '"eta": "', '"origin": "', '"reply_to": "', '"delivery_tag": "'
 
 _IN_FRONT = re.compile(rb"[^{]?\d*\{" + _FRONT.encode())
-_RECORD = re.compile(rb".\d*\x01" + COMPRESSED, re.DOTALL)
+_RECORD = re.compile(rb".-?\d*\x01" + COMPRESSED, re.DOTALL)
 _UTC = re.compile(BEFORE_ETA + b'([^"]*)' + re.escape(BEHIND_UTC) + b'"')
 _ETA = re.compile(rb', "eta": ?(null|"[^"]*")')
 _RETRIED = re.compile(rb'("group_index": ?[^,"{}]*, ?"retries": ?)\d+')

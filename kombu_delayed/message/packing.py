@@ -139,7 +139,7 @@ def glance(record: bytes) -> Glance | None:
 def unpack(field: str | bytes, record: bytes) -> bytes:
     """Unpack a record if it is packed; `field` is its name in the hash."""
     at = record.find(b"\1", 1, _LONGEST_FRONT)
-    if at < 0 or (at > 1 and not record[1:at].isdigit()) or len(record) < at + 4:
+    if at < 0 or (at > 1 and not record[1:at].lstrip(b"-").isdigit()) or len(record) < at + 4:
         return record
     name = field if isinstance(field, bytes) else field.encode(errors="surrogateescape")
     id, is_one_of_many, number = name.rpartition(b"\x1f")

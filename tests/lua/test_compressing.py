@@ -33,6 +33,7 @@ from tests.kit.task_texts import ID, TASKS, damaged, task
 from tests.kit.wait import wait_until
 
 DICTIONARIES = "{q}:dictionaries"
+BEFORE_1970 = "-62135596800000"
 #: Packed instead, as scripts could not read these in front of compressed data.
 NOT_COMPRESSED = {"a name to be escaped"}
 
@@ -81,8 +82,11 @@ def test_with_a_delay_from_now(store: Store, text: str) -> None:
     assert store.records("q", [ID]) == [f"01500{text}".encode()]
 
 
-def test_what_is_due_already_is_ready(store: Store, client: redis.Redis, text: str) -> None:
-    store.schedule("q", [Entry(ID, 0, text, "900")])
+@pytest.mark.parametrize("due", ["900", BEFORE_1970])
+def test_what_is_due_already_is_ready(
+    store: Store, client: redis.Redis, text: str, due: str
+) -> None:
+    store.schedule("q", [Entry(ID, 0, text, due)])
     (found,) = client.lrange("q", 0, -1)
     assert store.readable("q", found) == text.encode()
 
@@ -404,16 +408,27 @@ def test_a_message_that_comes_meanwhile_keeps_them(store: Store, client: redis.R
     assert client.ttl(DICTIONARIES) == -1
 
 
-def test_a_producer_whose_dictionary_has_expired_sends_again(
-    store: Store, client: redis.Redis
-) -> None:
+@pytest.fixture
+def expired(store: Store, client: redis.Redis) -> None:
+    """The queue has lost its dictionary, which this process does not know yet."""
     Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
     store.dictionaries.forget_unused("q")
     client.pexpire(DICTIONARIES, 0)
     client.set("{q}:messages:buckets", "1 1")
+
+
+@pytest.mark.usefixtures("expired")
+def test_a_producer_whose_dictionary_has_expired_sends_again(store: Store) -> None:
     text = task(ID)
     assert store.schedule("q", [Entry(ID, 0, text, "9000")]).delayed == 1
     assert store.records("q", [ID]) == [f"09000{text}".encode()]
+
+
+@pytest.mark.usefixtures("expired")
+def test_it_sends_again_what_was_due_before_1970(store: Store, client: redis.Redis) -> None:
+    text = task(ID)
+    assert store.schedule("q", [Entry(ID, 0, text, BEFORE_1970)]).ready == 1
+    assert client.lrange("q", 0, -1) == [text.encode()]
 
 
 def test_a_doctor_drops_those_of_an_empty_queue(store: Store, client: redis.Redis) -> None:

@@ -19,6 +19,7 @@ from tests.kit.state import promoted
 from tests.kit.task_texts import ID, TASKS, damaged, task
 
 KEY = "{q}:messages"
+BEFORE_1970 = "-62135596800000"
 
 
 @pytest.fixture
@@ -75,10 +76,11 @@ def test_with_a_delay_from_now(store: Store, text: str) -> None:
     assert record == b"0" + promoted(text, 1500).encode()
 
 
+@pytest.mark.parametrize("due", ["900", BEFORE_1970])
 def test_what_is_due_already_is_ready_as_it_was_sent(
-    store: Store, client: redis.Redis, text: str
+    store: Store, client: redis.Redis, text: str, due: str
 ) -> None:
-    store.schedule("q", [Entry(ID, 0, text, "900")])
+    store.schedule("q", [Entry(ID, 0, text, due)])
     assert client.lrange("q", 0, -1) == [text.encode()]
 
 

@@ -76,7 +76,7 @@ end
 
 -- The front of a packed record, the three letters as one string, and where the parts begin; nil if it is not packed.
 local function parts_of_packed(record)
-  return record:match('^(.%d*)\1(...)()')
+  return record:match('^(.%-?%d*)\1(...)()')
 end
 
 -- The text after the id in the headers of a compressed message.
