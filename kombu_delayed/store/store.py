@@ -361,9 +361,10 @@ class Store(Caller):
 
     def purge(self, queue: str) -> int:
         """Delete ready and delayed messages. Returns their number."""
-        total = 0
-        while gone := self.ask("purge", queue, limit=PURGE_LIMIT):
-            total += gone
+        total, more = 0, 1
+        while more:  # not until it is empty: others may send all the time
+            count, more = self.ask("purge", queue, limit=PURGE_LIMIT)
+            total += count
         self.clear(queue)
         self.dictionaries.forget_unused(queue, 0)
         return total

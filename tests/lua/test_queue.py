@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.store import store as store_module
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Size, Store
 from tests.kit.claims import bodies, deliver
@@ -84,6 +85,23 @@ def test_purge(store: Store, client: redis.Redis) -> None:
     for count in (6, 0):
         assert store.purge("q") == count
         assert state(client) == LEFT
+
+
+def test_purge_ends_while_others_send(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store)
+    ask, calls = store.ask, [*range(5)]
+
+    def asked(name: str, *args: Any, **given: Any) -> Any:
+        found = ask(name, *args, **given)
+        if name == "purge":
+            calls.pop()
+            store.publish("q", [entry("d")])
+        return found
+
+    monkeypatch.setattr(store, "ask", asked)
+    monkeypatch.setattr(store_module, "PURGE_LIMIT", 3)
+    assert store.purge("q") == 7
+    assert store.size("q") == Size(ready=1, due=0, delayed=0)
 
 
 def test_delete(store: Store, client: redis.Redis) -> None:

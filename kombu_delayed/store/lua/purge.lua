@@ -1,10 +1,10 @@
 -- purge: delete ready and delayed messages, a bounded part of the backlog per call.
--- Idempotent; call it until it returns 0.
+-- Idempotent; call it until no more are left.
 -- keys: partitions delayed messages duplicates wake unique unique_due unique_held unique_until ready...
 -- arguments: limit:number
 --   limit: how many delayed messages a call deletes
 -- include: buckets
--- returns how many messages were deleted; O(deleted messages)
+-- returns {how many messages were deleted, 1 if more delayed ones may be left}; O(deleted messages)
 local count = 0
 for _, list in ipairs(ready) do
   count = count + redis.call('LLEN', list)
@@ -33,4 +33,4 @@ if redis.call('EXISTS', partitions, waiting) == 0 then
   redis.call('UNLINK', duplicates, unique, unique_due, partitions .. ':urgent')
   redis.call('ZREM', wake, 'now', 'due')
 end
-return count
+return {count, left > 0 and 0 or 1}
