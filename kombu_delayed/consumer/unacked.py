@@ -160,8 +160,8 @@ class QoS(virtual.QoS):
             queue, id = held
             reason = "" if verb == ACK else self._reason(tag)
             self.outbox.done.append(Done(verb, queue, tag, id, reason))
-            if tag in self.slots.of_messages and tag not in self.slots.of_tasks:
-                self.slots.free(tag)
+            if tag in self.slots.of_messages:
+                self.slots.message_ended(tag)
             self.channel.on_done()
 
     def because(self, tag: int, reason: str) -> None:
@@ -216,6 +216,7 @@ class QoS(virtual.QoS):
         for tag in self._failed & self.held.keys():
             queue, id = self.held.pop(tag)
             self.outbox.done.append(Done(RELEASE, queue, tag, id))
+            self.slots.message_ended(tag)
         self._failed.clear()
 
     def restore_unacked(self, client: Any = None) -> list[Any]:
@@ -224,9 +225,9 @@ class QoS(virtual.QoS):
         self.release_failed()
         held, self.held = self.held, {}
         self._delivered.clear()
-        self.outbox.done.extend(
-            Done(GIVE_BACK, queue, tag, id) for tag, (queue, id) in held.items()
-        )
+        for tag, (queue, id) in held.items():
+            self.outbox.done.append(Done(GIVE_BACK, queue, tag, id))
+            self.slots.message_ended(tag)
         self.channel.on_done()
         return []
 

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import redis
 from celery.contrib.testing.worker import start_worker
+from kombu import Queue
 
 from celery_ext import install
 from celery_ext.policies import Limit
@@ -23,6 +24,7 @@ from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
 from kombu_delayed.store.leases import Leases
 from kombu_delayed.store.store import Entry, Store
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
 from tests.kit.limits_app import make_limited_app
 from tests.kit.proxy import Proxy
@@ -157,3 +159,19 @@ def test_slots_come_back_from_processes(
     assert [id for id in begun() if id in expected] == expected
     entries = ledger.entries()
     assert [entry["id"] for entry in entries if entry["at"] == "end"] == ["done", "fail", "last"]
+
+
+def test_a_program_that_recovers_its_messages_gets_them_again(
+    connect: Connect, client: redis.Redis
+) -> None:
+    connection = connect(delayed_policies={"mail": [Limit(concurrency=1)]})
+    inbox = Inbox(connection, Queue("mail"), prefetch_count=3, ack=False)
+    for body in "ab":
+        connection.Producer().publish(body, routing_key="mail")
+    inbox.receive(1)
+    for count in (2, 3):
+        inbox.consumer.recover(requeue=True)
+        assert inbox.receive(count) == ["a"] * count
+    inbox.messages[-1].ack()
+    assert inbox.receive(4)[-1] == "b"
+    assert client.hgetall("{mail}:gate:slots") == {b"queue:": b"1"}

@@ -44,6 +44,11 @@ class Slots:
         self.of_tasks.add(tag)
         return True
 
+    def message_ended(self, tag: int) -> None:
+        """Free the slots of a message that is not held any more, unless its task keeps them."""
+        if tag not in self.of_tasks:
+            self.free(tag)
+
     def task_ended(self, tag: int) -> bool:
         """Note that a message's task has ended; returns whether there are slots to give back."""
         if tag not in self.of_tasks or not self.free(tag):
