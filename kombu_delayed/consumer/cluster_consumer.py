@@ -215,7 +215,9 @@ class ClusterConsumer(Consumer):
                 return True
         return False
 
-    def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
+    def get(
+        self, queue: str, no_ack: bool, expires_ms: int = 0
+    ) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message without waiting; returns it with its record, or None."""
         self._follow()
-        return super().get(queue, no_ack)
+        return super().get(queue, no_ack, expires_ms)

@@ -184,11 +184,13 @@ class Consumer:
         for part in tuple(self.parts):
             part.retry.hurry()
 
-    def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
+    def get(
+        self, queue: str, no_ack: bool, expires_ms: int = 0
+    ) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message without waiting; returns it with its record, or None."""
         self._getting_in = None
         try:
-            return self._part(queue).get(queue, no_ack)
+            return self._part(queue).get(queue, no_ack, expires_ms)
         finally:
             self._getting_in = get_ident()
 

@@ -328,14 +328,16 @@ class Part:
             self._stop_waiting()
             self.session.store.claimable.announce_all(tuple(self.claims.sources))
 
-    def get(self, queue: str, no_ack: bool) -> tuple[dict[str, Any], bytes] | None:
+    def get(self, queue: str, no_ack: bool, expires_ms: int) -> tuple[dict[str, Any], bytes] | None:
         """Claim one message without waiting; returns it with its record, or None."""
+        if expires_ms == AUTO_DELETE:
+            self.session.lease.auto_delete.add(queue)
         self.session.progress.stamp()
         self.session.runs_here = True  # nobody knows when the program calls again
         if self.session.lease.lost:
             raise LeaseLost
         self.claims.recover_all()
-        while (kept := self.claims.claim_one(queue, no_ack)) is not None:
+        while (kept := self.claims.claim_one(queue, no_ack, expires_ms)) is not None:
             for claimed in kept:
                 try:
                     payload = self.opener.open(claimed, no_ack)

@@ -92,16 +92,22 @@ def test_what_is_not_yet_due_outlasts_the_queue(connect: Connect, client: redis.
     assert Inbox(connect(), queue).receive(1) == ["later"]
 
 
-def die_with_messages(url: str) -> None:
+def die_with_messages(url: str, way: str) -> None:
     connection = Connection(f"delayed+{url}", transport_options={"delayed_lease_seconds": 1})
     send(connection, brief(), 0, 1)
-    Inbox(connection, brief(), ack=False).receive(2)
+    if way == "drain":
+        Inbox(connection, brief(), ack=False).receive(2)
+    else:
+        bound = brief()(connection.default_channel)
+        assert bound.get()
+        assert bound.get()
     os._exit(1)
 
 
 @pytest.mark.crash
-def test_a_consumer_that_was_killed(server: Server, client: redis.Redis) -> None:
-    process = get_context("spawn").Process(target=die_with_messages, args=(server.url,))
+@pytest.mark.parametrize("way", ["drain", "get"])
+def test_a_consumer_that_was_killed(server: Server, client: redis.Redis, way: str) -> None:
+    process = get_context("spawn").Process(target=die_with_messages, args=(server.url, way))
     process.start()
     process.join()
     assert client.hlen(next(iter(client.keys("*:unacked:*")))) == 2
@@ -189,10 +195,13 @@ def test_an_auto_delete_queue_that_is_empty(connect: Connect, client: redis.Redi
     assert not keys(client)
 
 
-def die_as_its_only_consumer(url: str, is_idle: bool) -> None:
+def die_as_its_only_consumer(url: str, is_idle: bool, way: str) -> None:
     connection = Connection(f"delayed+{url}", transport_options={"delayed_lease_seconds": 1})
     send(connection, auto_delete(), 0)
-    Inbox(connection, auto_delete(), ack=is_idle).receive(1)
+    if way == "drain":
+        Inbox(connection, auto_delete(), ack=is_idle).receive(1)
+    else:
+        auto_delete()(connection.default_channel).get().ack()
     client = redis.Redis.from_url(url)
     if is_idle:
         wait_until(lambda: client.pttl("{reply}:consumers") > 0, "the lease expires by itself")
@@ -200,12 +209,12 @@ def die_as_its_only_consumer(url: str, is_idle: bool) -> None:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("is_idle", [True, False])
+@pytest.mark.parametrize(("is_idle", "way"), [(True, "drain"), (False, "drain"), (True, "get")])
 def test_the_only_consumer_of_an_auto_delete_queue_is_killed(
-    is_idle: bool, server: Server, connect: Connect, client: redis.Redis
+    is_idle: bool, way: str, server: Server, connect: Connect, client: redis.Redis
 ) -> None:
     process = get_context("spawn").Process(
-        target=die_as_its_only_consumer, args=(server.url, is_idle)
+        target=die_as_its_only_consumer, args=(server.url, is_idle, way)
     )
     process.start()
     process.join()

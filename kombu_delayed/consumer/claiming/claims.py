@@ -237,7 +237,7 @@ class Claims:
         self._claimed(source.queue)  # nothing was done
         source.moves(now)
 
-    def claim_one(self, queue: str, no_ack: bool) -> list[Claimed] | None:
+    def claim_one(self, queue: str, no_ack: bool, expires_ms: int) -> list[Claimed] | None:
         """Claim one message without waiting; returns what may be handed out, None without any."""
         if queue in self.unsure:
             raise SlotMoves(f"queue {queue!r} is on its way to another node of the Cluster")
@@ -245,6 +245,7 @@ class Claims:
         # The answer may bring other policies, or say that messages wait for a global limit.
         while more or self._shares(queue):
             request = self._request(queue, 1, no_ack, False)
+            request.given["expires_ms"] = expires_ms
             answer = self._heard(request, self._store.deliver(**request.given))
             kept = self._let_in(queue, self._numbered(request, answer.records), no_ack)
             self._claimed(queue, answer.lacking)

@@ -115,14 +115,17 @@ class ConsumingChannel(ConnectingChannel):
             self._handlers[queue] = self.connection._callbacks[queue]
             takes = no_ack or not self.ack_emulation
             consumer = self._ensure_consumer()
-            unused = AUTO_DELETE if queue in self.auto_delete_queues else 0
             for shard in self._shards(queue):
                 self.store.dictionaries.check(shard)
-                consumer.add(shard, takes, self._expires.get(queue, unused))
+                consumer.add(shard, takes, self._lifetime(queue))
             if (meter := instrumentation.current) is not None:
                 meter.consuming(queue)
             self.connection.cycle.wake_up()
         return result
+
+    def _lifetime(self, queue: str) -> int:
+        """After how many ms without use a queue expires, 0 for never, or AUTO_DELETE."""
+        return self._expires.get(queue, AUTO_DELETE if queue in self.auto_delete_queues else 0)
 
     @property
     def active_queues(self) -> list[str]:
@@ -199,7 +202,7 @@ class ConsumingChannel(ConnectingChannel):
         takes = no_ack or not self.ack_emulation
         found, shard = None, queue
         for shard in self._in_turn(queue):
-            if found := self._ensure_consumer().get(shard, takes):
+            if found := self._ensure_consumer().get(shard, takes, self._lifetime(queue)):
                 break
         if queue in self._expires:
             self._maybe_update_queues_expire(self._create_client(), queue)
