@@ -336,6 +336,7 @@ class Part:
         self.session.runs_here = True  # nobody knows when the program calls again
         if self.session.lease.lost:
             raise LeaseLost
+        self._qos.outbox.flush(self.session.store, self.session.lease)  # what failed before
         self.claims.recover_all()
         while (kept := self.claims.claim_one(queue, no_ack, expires_ms)) is not None:
             for claimed in kept:

@@ -170,6 +170,24 @@ def test_an_ack_during_an_outage_counts_when_its_consumer_closes(
         assert unacked(client, "mail") == 0
 
 
+def test_an_ack_during_an_outage_is_sent_with_the_next_basic_get(
+    own_server: Server, proxy: Proxy
+) -> None:
+    with (
+        own_server.client() as client,
+        Connection(f"delayed+{url_of(proxy.port)}") as connection,
+    ):
+        channel = connection.default_channel
+        publish(connection, "done")
+        message = channel.basic_get("mail")
+        proxy.cut()
+        message.ack()
+        assert unacked(client) == 1
+        proxy.heal()
+        assert channel.basic_get("mail") is None
+        assert unacked(client) == 0
+
+
 @pytest.mark.parametrize("acked", ["before", "after"])
 @pytest.mark.parametrize("lease_seconds", [600, LEASE_SECONDS])
 def test_an_ack_outlives_a_channel_that_is_closed_without_the_broker(
