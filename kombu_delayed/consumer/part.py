@@ -332,6 +332,15 @@ class Part:
         """Claim one message without waiting; returns it with its record, or None."""
         if expires_ms == AUTO_DELETE:
             self.session.lease.auto_delete.add(queue)
+        try:
+            return self._get(queue, no_ack, expires_ms)
+        except LeaseLost as error:
+            self._broken(error)
+            raise
+
+    def _get(
+        self, queue: str, no_ack: bool, expires_ms: int
+    ) -> tuple[dict[str, Any], bytes] | None:
         self.session.progress.stamp()
         self.session.runs_here = True  # nobody knows when the program calls again
         if self.session.lease.lost:

@@ -53,6 +53,19 @@ def test_what_it_had_claimed_is_not_delivered(
     assert client.llen("q") == 3
 
 
+def test_who_gets_single_messages_begins_anew(
+    reader: Reader, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_for_a_lease(reader, monkeypatch)
+    store, name = reader.consumer.store, reader.consumer.lease.consumer
+    assert store.leases.reclaim("q", name) == 3
+    client.zrem("{q}:consumers", name)
+    with pytest.raises(LeaseLost):
+        reader.consumer.get("q", no_ack=False)
+    assert reader.consumer.lease.consumer != name
+    assert reader.consumer.get("q", no_ack=False)
+
+
 def test_it_goes_on_while_nobody_has_taken_over(
     reader: Reader, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
