@@ -166,11 +166,13 @@ class QoS(virtual.QoS):
 
     def because(self, tag: int, reason: str) -> None:
         """Note why a message is about to be rejected, for its dead letter."""
-        self._because[tag] = reason[:REASON_LENGTH]
+        if tag in self.held:
+            self._because[tag] = reason[:REASON_LENGTH]
 
     def unreadable(self, tag: int, error: Exception) -> None:
         """Note that the body of a message cannot be decoded, so that it will be buried."""
-        self._unreadable[tag] = f"{UNREADABLE_BODY}: {error}"[:REASON_LENGTH]
+        if tag in self.held:  # not one that was taken without acks, or came by fanout
+            self._unreadable[tag] = f"{UNREADABLE_BODY}: {error}"[:REASON_LENGTH]
 
     def _reason(self, tag: int) -> str:
         because = self._because.pop(tag, None)

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Queue
+from kombu import Connection, Consumer, Exchange, Queue
 
 from kombu_delayed.inspection.dead_letters import DeadLetters
 from kombu_delayed.store.store import Limits, Store
@@ -224,6 +225,33 @@ def test_unreadable_body_is_buried(connection: Connection, client: redis.Redis) 
             get(connection)
     assert [message.body for message in get(connection)] == [b'"good"']
     check_buried(connection, UNREADABLE)
+
+
+def test_what_was_taken_without_an_ack_leaves_nothing_in_memory(
+    connection: Connection, client: redis.Redis
+) -> None:
+    news = Queue("reader", Exchange("news", type="fanout"))
+    bad: list[Any] = []
+    channel = connection.default_channel
+    with Consumer(
+        channel,
+        [Queue("q"), news],
+        no_ack=True,
+        accept=["json"],
+        callbacks=[Mock()],
+        on_decode_error=lambda message, error: bad.append(message),
+    ):
+        wait_until(lambda: drain_for(connection, 0.1) or client.pubsub_numpat(), "it listens")
+        producer = connection.Producer(serializer="pickle")
+        producer.publish("x", routing_key="q")
+        producer.publish("x", exchange=news.exchange, declare=[news.exchange])
+        wait_until(lambda: drain_for(connection, 0.1) or len(bad) == 2, "both have come")
+    assert not channel.qos._unreadable
+
+
+def drain_for(connection: Connection, seconds: float) -> None:
+    with contextlib.suppress(socket.timeout):
+        connection.drain_events(timeout=seconds)
 
 
 def test_odd_message_is_rejected(connection: Connection, client: redis.Redis) -> None:
