@@ -113,4 +113,5 @@ class Opener:
         )
         entry = tag, uuid(), reason, record if no_ack else b""
         self._store.bury(queue, self._session.lease.consumer, [entry])
+        self._qos.held.pop(tag, None)
         self._qos.slots.free(tag)

@@ -225,6 +225,7 @@ def test_unreadable_body_is_buried(connection: Connection, client: redis.Redis) 
             get(connection)
     assert [message.body for message in get(connection)] == [b'"good"']
     check_buried(connection, UNREADABLE)
+    assert not connection.default_channel.qos.held
 
 
 def test_what_was_taken_without_an_ack_leaves_nothing_in_memory(
