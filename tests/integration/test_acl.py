@@ -11,10 +11,12 @@ import redis
 from celery import Celery, chord, group
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
-from kombu import Exchange
+from kombu import Connection, Exchange
 from kombu.common import Broadcast
 
 from celery_ext.cli import delayed
+from kombu_delayed.errors import AccessDenied
+from kombu_delayed.transport.server_checks import inspect, numbers_of
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.ledger import Ledger
@@ -124,6 +126,28 @@ def test_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
     url = f"delayed+rediscluster://{USER}:{PASSWORD}@127.0.0.1:{first};127.0.0.1:{second}"
     with limited(cluster.client(server) for server in cluster.servers):
         use_all(url, {}, tmp_path)
+
+
+def test_a_cluster_without_channels(cluster: Cluster) -> None:
+    """A message would be stored, and its sender told that it was not."""
+    clients = [cluster.client(server) for server in cluster.servers]
+    if numbers_of(inspect(clients[0]).version) < (7, 0):
+        pytest.skip("this server does not say what a user may do")
+    rules = ["on", ">silent", "+@all", "~*"]
+    url = f"delayed+{cluster.url}".replace(":pw@", "silent:silent@")
+    try:
+        for client in clients:
+            client.execute_command("ACL", "SETUSER", "silent", *rules, "resetchannels")
+        with Connection(url) as connection, pytest.raises(AccessDenied, match=r"&<prefix>\{\*"):
+            connection.channel()
+        for client in clients:
+            client.execute_command("ACL", "SETUSER", "silent", "&{*}:wake*")
+        with Connection(url) as connection:
+            connection.channel()
+    finally:
+        for client in clients:
+            client.execute_command("ACL", "DELUSER", "silent")
+            client.close()
 
 
 def test_the_master_of_sentinels(tmp_path: Path) -> None:
