@@ -43,6 +43,15 @@ def test_step_between_two_lists_counts_as_the_more_urgent(
     assert state(client) == {key: [A], "{q}:wake": {"now": 0}}
 
 
+def test_step_that_is_given_twice_counts_once(client: redis.Redis) -> None:
+    store = Store(client, priority_steps=(0, 0, 5), now="1000")
+    store.schedule("q", [entry("a", 1500)])
+    store.publish("q", [entry("b")])
+    store.now = "2000"
+    assert store.size("q") == Size(ready=1, due=1, delayed=1)
+    assert bodies(deliver(store)) == ["b", "a"]
+
+
 def test_stock_producer_s_lists_are_the_same(store: Store, client: redis.Redis) -> None:
     client.lpush("q", A)
     client.lpush("q", B)

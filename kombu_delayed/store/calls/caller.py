@@ -190,7 +190,7 @@ class Caller:
         self.known_dictionaries = Known()
         #: Connections whose server is known to have a script. Only there can it be posted.
         self._posted_over: dict[tuple[ServerConnection, str], int] = {}
-        steps = tuple(sorted(priority_steps))
+        steps = tuple(sorted(set(priority_steps)))
         self.keys, self._known = _caches(prefix, steps, separator, bool(self.cluster))
 
     def over(self: Self, client: Any) -> Self:
