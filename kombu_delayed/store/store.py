@@ -207,9 +207,8 @@ class Store(Caller):
 
         With `lease_ms` 0, messages are deleted on delivery. A consumer that `listens` gets wake
         tokens when nothing is left for it. With a `gate`, messages are delivered if it is their
-        turn, or if they have no ticket for it: see `admit`. `declared` is the version of the
-        caller's policies: if another version is declared, the caller gets nothing.
-        `taken` lists slots of global limits: see `text_of`.
+        turn, or if they have no ticket: see `admit`. `declared` is the version of the caller's
+        policies: with an outdated one it gets nothing. `taken` has slots of limits, by `text_of`.
         """
         gated = {}
         if gate is not None:
