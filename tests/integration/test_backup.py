@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -247,8 +248,10 @@ def test_the_place_is_named(
         (zlib.compress(b"\0"), 1, "error: unpack"),
         (zlib.compress(b"\xff\xff\xff\xff"), 1, "the name of a queue of 4,294,967,295 bytes"),
         (zlib.compress(b"\0\0\0\1q\0\0\0\5four"), 1, "it ends within a message"),
-        (zlib.compress(b"\0\0\0\1q" + b"\0" * 12), 1, "it has 4 parts in place of 3"),
+        (zlib.compress(b"\0\0\0\1q" + b"\0" * 12), 1, "it has more than 3 parts"),
         (zlib.compress(b"\0\0\0\1q"), 2, "it has 1 parts in place of 5"),
+        (zlib.compress(b"\0\0\0\1q" + b"\0" * 8)[:-4], 1, "it ends within what is packed"),
+        (zlib.compress(b"\0\0\0\1q\x7f\0\0\0"), 1, "a part of 2,130,706,432 bytes"),
     ],
 )
 def test_a_content_that_cannot_be_read(
@@ -262,6 +265,28 @@ def test_a_content_that_cannot_be_read(
     with pytest.raises(BackupError, match=rf"damaged at byte \d+, block 1: {words}"):
         delayed.restore(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("items", "length"), [(1, 0), (63, 2**20)])
+def test_a_small_block_that_unpacks_to_a_lot(
+    items: int, length: int, delayed: Delayed, path: Path
+) -> None:
+    """Another program has written it: its messages restore little by little."""
+    with writing(path) as writer:
+        writer.header({})
+        part = length.to_bytes(4, "big") + b"x" * length
+        content = b"\0\0\0\1q" + part * (2**27 // len(part))
+        writer._block(MESSAGES, items, zlib.compress(content, 1))
+        writer._items[MESSAGES] += items
+    del content
+    assert path.stat().st_size < 2**20
+    tracemalloc.start()
+    try:
+        with pytest.raises(BackupError, match="it has more than"):
+            delayed.restore(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"x", b"\xff", b"[]"])

@@ -36,6 +36,12 @@ _LONGEST = 2**31
 #: Maximum bytes in the name of a queue.
 _LONGEST_NAME = 2**16
 
+#: Maximum bytes in a part of a message: Redis keeps no longer text.
+_LONGEST_PART = 2**29
+
+#: How many bytes are unpacked at once: a small block may unpack to more than there is memory.
+_PIECE = 2**18
+
 
 @dataclass(frozen=True)
 class Block:
@@ -67,17 +73,41 @@ class Block:
 
     def fields(self) -> Iterator[bytes]:
         """The name of the queue, and then two fields per message or three per dead letter."""
-        with self._reading():
-            data, at, count = zlib.decompress(self.content), 0, 0
-        while at < len(data):
-            with self._reading():
-                (length,) = _NUMBER.unpack_from(data, at)
-            at += _NUMBER.size + length
-            self._check(at <= len(data), "it ends within a message")
-            yield data[at - length : at]
-            count += 1
+        unpacked, count = bytearray(), 0
         expected = 1 + self.items * (3 if self.kind == DEAD else 2)
+        for piece in self._pieces():
+            with self._reading():
+                unpacked += piece
+            while (end := self._end_of_part(unpacked)) <= len(unpacked):
+                with self._reading():
+                    part = bytes(unpacked[_NUMBER.size : end])
+                del unpacked[:end]
+                yield part
+                count += 1
+                self._check(count <= expected, f"it has more than {expected:,} parts")
+        self._check(not unpacked, "it ends within a message")
         self._check(count == expected, f"it has {count:,} parts in place of {expected:,}")
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The content, unpacked."""
+        unpacker = zlib.decompressobj()
+        for at in range(0, len(self.content), _PIECE):
+            packed = self.content[at : at + _PIECE]
+            while packed and not unpacker.eof:
+                with self._reading():
+                    piece = unpacker.decompress(packed, _PIECE)
+                yield piece
+                packed = unpacker.unconsumed_tail
+        yield unpacker.flush()
+        self._check(unpacker.eof, "it ends within what is packed")
+
+    def _end_of_part(self, unpacked: bytearray) -> int:
+        """Where the first part of this ends; it may not be unpacked yet."""
+        if len(unpacked) < _NUMBER.size:
+            return _NUMBER.size
+        (length,) = _NUMBER.unpack_from(unpacked)
+        self._check(length <= _LONGEST_PART, f"a part of {length:,} bytes")
+        return _NUMBER.size + int(length)
 
     def facts(self) -> dict[str, Any]:
         with self._reading():
@@ -91,6 +121,8 @@ class Block:
             yield
         except (zlib.error, struct.error, ValueError, RecursionError) as error:
             raise BackupError(f"{self.place}: {type(error).__name__}: {error}") from error
+        except MemoryError as error:
+            raise BackupError(f"{self.place}: it needs more memory than there is") from error
 
     def _check(self, is_right: bool, why: str) -> None:
         if not is_right:
@@ -272,7 +304,11 @@ class _Reader:
         return Block(kind, items, content, self._place(number, start))
 
     def _read(self, length: int, number: int, start: int) -> bytes:
-        data = self._file.read(length)
+        try:
+            data = self._file.read(length)
+        except MemoryError:
+            why = f"a block of {length:,} bytes needs more memory than there is"
+            raise self._damaged(number, start, why) from None
         if len(data) < length:
             raise BackupError(
                 f"{self._name} is cut short: it ends at byte {self._at + len(data):,}, within or "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -34,6 +34,9 @@ from .file import DEAD, MAGIC, MESSAGES, VERSION, Block, Writer, blocks, writing
 
 #: How many messages one call restores; it takes the server a millisecond.
 RESTORE_LIMIT = 100
+
+#: About how many bytes of messages are in memory at once: a small block may unpack to much more.
+RESTORE_BYTES = 4_000_000
 
 #: How long the messages that an interrupted restore has restored are remembered.
 RESUME_SECONDS = 86_400
@@ -208,6 +211,19 @@ def inspect(path: FilePath, progress: Progress | None = None) -> dict[str, Any]:
     return {**facts, "counts": counts}
 
 
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += 100 + sum(map(len, item))
+        if size >= RESTORE_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
 class _Restore:
     def __init__(self, store: LedgerStore, queue: str | None, done: Progress) -> None:
         self.report = RestoreReport()
@@ -239,11 +255,11 @@ class _Restore:
                 ("restore_dead", self._letters, 3) if is_dead else ("restore", self._messages, 2)
             )
             with self._failing():
-                items = [*zip(*[fields] * size, strict=True)]
-                self.report.undecodable += sum(MARK in record for _, record, *_ in items)
-                for shard, part, there in by_shard(self._store, queue, items):
-                    calls = call(shard, part, there)
-                    self._pipeline.send([(verb, each) for each in calls])
+                for items in _batches(zip(*[fields] * size, strict=True)):
+                    self.report.undecodable += sum(MARK in record for _, record, *_ in items)
+                    for shard, part, there in by_shard(self._store, queue, items):
+                        calls = call(shard, part, there)
+                        self._pipeline.send([(verb, each) for each in calls])
             counts = self.report.queues
             counts[queue] = counts.get(queue, 0) + block.items
         self._done(block.items)
