@@ -17,6 +17,7 @@ from .policy import Policy, checked
 from .retry.apply_strategies import follow
 from .retry.strategies import RetryStrategy
 from .rules import Rules
+from .times import timeout
 from .times.timeout import Timeout
 
 logger = get_logger(__name__)
@@ -36,6 +37,8 @@ class Policies(bootsteps.Step):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         apply(parent.app)
+        limits = {"time_limit": parent.time_limit, "soft_time_limit": parent.soft_time_limit}
+        timeout.worker_limits.update(limits)
         pool = str(getattr(parent.pool_cls, "__module__", ""))
         if pool in CANNOT_END and _has_timeout(parent.app):
             logger.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from socket import gethostname
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ from celery_ext.policies import (
     Spread,
     Timeout,
 )
-from celery_ext.policies.steps import apply
+from celery_ext.policies.steps import Policies, apply
+from celery_ext.policies.times import timeout
 from tests.kit.policed import OpenApp, let_time_pass, take
 
 
@@ -139,6 +141,29 @@ def test_the_rest_of_the_time_is_the_limit(open_app: OpenApp) -> None:
     app.send_task("record", task_id="c", time_limit=3, headers=headers)
     hard, soft = limits_of(take(app))
     assert (round(hard / 100), soft) == (36, 5)
+
+
+def test_a_shorter_limit_of_the_task_stays(open_app: OpenApp) -> None:
+    """Its sender may not know the task, and then the message has no limits."""
+    app = open_app(Timeout("1h", soft="1m"))
+
+    @app.task(name="limited", shared=False, time_limit=7, soft_time_limit=5)
+    def limited() -> None: ...
+
+    app.send_task("limited")
+    assert limits_of(take(app)) == [7, 5]
+    app.send_task("limited", time_limit=9)
+    assert limits_of(take(app)) == [9, 5]
+
+
+def test_a_shorter_limit_of_the_worker_stays(
+    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeout, "worker_limits", {})
+    app = open_app(Timeout("1h"))
+    Policies(SimpleNamespace(app=app, pool_cls=None, time_limit=7, soft_time_limit=5))
+    app.send_task("record")
+    assert limits_of(take(app)) == [7, 5]
 
 
 def test_messages_for_now_know_when_they_were_sent(open_app: OpenApp) -> None:

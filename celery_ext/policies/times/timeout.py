@@ -14,6 +14,9 @@ from ..retry.strategies import GIVE_UP_HEADER, RanOut
 #: The header with the limits that a task was sent with. Retries start with these again.
 OWN_LIMITS_HEADER = "delayed_own_limits"
 
+#: The limits that the worker of this process gives to tasks without their own.
+worker_limits: dict[str, float | None] = {}
+
 
 class Timeout(Policy):
     """Limits the time from the due time to the end: `Timeout("24h")`, by default a day.
@@ -68,7 +71,11 @@ class Timeout(Policy):
             return decision
         own = _limits(message.headers.get(OWN_LIMITS_HEADER, message.headers.get("timelimit")))
         soft_ms = None if self.soft_ms is None else max(left_ms - self.soft_ms, 1)
-        limits = [_shorter(own[0], left_ms), _shorter(own[1], soft_ms)]
+        usual = _usual_limits(message)
+        limits = [
+            _shorter(own[0] or usual[0], left_ms),
+            _shorter(own[1] or usual[1], soft_ms),
+        ]
         ends = {} if end_ms is None else {GIVE_UP_HEADER: end_ms}
         return Run({"timelimit": limits, OWN_LIMITS_HEADER: own, **ends})
 
@@ -80,6 +87,15 @@ class Timeout(Policy):
         if type(brought) is int:
             return brought
         return message.now_ms - message.overdue_ms + self.max_age_ms
+
+
+def _usual_limits(message: Message) -> list[float | None]:
+    """The hard and soft limit that Celery would give the task if its message had none."""
+    task = message.app.tasks.get(message.task)
+    return [
+        getattr(task, name, None) or worker_limits.get(name)
+        for name in ("time_limit", "soft_time_limit")
+    ]
 
 
 def _limits(given: Any) -> list[float | None]:
