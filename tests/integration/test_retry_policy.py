@@ -31,6 +31,10 @@ pytestmark = pytest.mark.thorough
         (Backoff(10, longest=60), [10, 20, 40, 60, 60]),
         (Backoff(7, factor=1, retries=3), [7, 7, 7]),
         (Backoff([1, 60, 3]), [1, 60, 3]),
+        (Backoff([60, 3600, 86_400]), [60, 3600, 86_400]),
+        (Backoff([60, 3600, 86_400], longest=7200), [60, 3600, 7200]),
+        (Backoff(1800, retries=3), [1800, 3600, 3600]),
+        (Backoff(7200, retries=2), [7200, 7200]),
         (Backoff([1, 2], retries=4), [1, 2, 2, 2]),
         (Backoff(10, retries=0), []),
     ],
@@ -94,6 +98,8 @@ def test_jitter() -> None:
         (10, {"retries": True}, r"Backoff\(retries=True\)"),
         (10, {"retries": 1.5}, r"Backoff\(retries=1.5\) takes a whole number"),
         (10, {"longest": "1h"}, r"Backoff\(longest='1h'\)"),
+        (10, {"jitter": None}, r"Backoff\(jitter=None\)"),
+        ([10, float("inf")], {}, r"Backoff takes seconds, or a list of them, not \[10, inf\]"),
     ],
 )
 def test_what_cannot_be_meant(given: Any, options: dict[str, Any], message: str) -> None:

@@ -29,6 +29,10 @@ GIVE_UP_HEADER = "delayed_give_up_at"
 STRATEGY_HEADER = "delayed_strategy"
 
 
+#: The longest pause of a `Backoff` that grows, unless told otherwise, and of any.
+LONGEST_SECONDS, MOST_SECONDS = 3600, 10 * 366 * 86_400
+
+
 @dataclass(frozen=True)
 class Attempt:
     """A failed task, in the process that ran it. Times are ms by the clock of that process."""
@@ -94,10 +98,10 @@ class Backoff(RetryStrategy):
     """Retries with growing pauses: `Backoff(10)` after 10, 20, 40 … seconds, six runs in all.
 
     `seconds` is a list of all pauses, or the first pause, which grows by `factor` (1: it does not
-    grow) up to `longest`. `jitter` is the fraction by which a pause is randomly longer or shorter.
-    The task becomes a dead letter after this number of `retries`, at the end of the list, or if a
-    retry would come later than `max_age` ("24h") after the first failure. Raises PolicyError for
-    invalid values.
+    grow) up to `longest`, by default an hour or the longest pause that was given. `jitter` is the
+    fraction by which a pause is randomly longer or shorter. The task becomes a dead letter after
+    this number of `retries`, at the end of the list, or if a retry would come later than `max_age`
+    ("24h") after the first failure. Raises PolicyError for invalid values.
     """
 
     def __init__(
@@ -105,28 +109,28 @@ class Backoff(RetryStrategy):
         seconds: float | Sequence[float],
         *,
         factor: float = 2,
-        longest: float = 3600,
+        longest: float | None = None,
         jitter: float = 0,
         retries: int | None = None,
         max_age: Any = None,
     ) -> None:
         is_list = isinstance(seconds, (list, tuple))
         pauses: Any = seconds if is_list else [seconds]
-        if not pauses or not all(_is_number(pause) and pause >= 0 for pause in pauses):
+        if not pauses or not all(_is_number(each) and 0 <= each <= MOST_SECONDS for each in pauses):
             raise PolicyError(f"Backoff takes seconds, or a list of them, not {seconds!r}")
         for name, value, least, most in (
             ("factor", factor, 1, 1000),
-            ("longest", longest, 0, 10 * 366 * 86_400),
+            ("longest", LONGEST_SECONDS if longest is None else longest, 0, MOST_SECONDS),
             ("jitter", jitter, 0, 1),
-            ("retries", retries, 0, 1_000_000),
+            ("retries", 0 if retries is None else retries, 0, 1_000_000),
         ):
-            if value is not None and not (_is_number(value) and least <= value <= most):
+            if not (_is_number(value) and least <= value <= most):
                 raise PolicyError(f"Backoff({name}={value!r}) takes {least:,} to {most:,}")
         if retries is not None and retries != int(retries):
             raise PolicyError(f"Backoff(retries={retries!r}) takes a whole number")
         self._pauses = tuple(pauses)
         self._factor = 1 if is_list else factor
-        self._longest = longest
+        self._longest = max(LONGEST_SECONDS, *pauses) if longest is None else longest
         self._jitter = jitter
         self.retries = (len(pauses) if is_list else 5) if retries is None else int(retries)
         self.max_age_ms = None if max_age is None else length_ms("Backoff(max_age=…)", max_age)
