@@ -23,7 +23,11 @@ from .times.timeout import Timeout
 logger = get_logger(__name__)
 
 #: Pools that do not enforce hard time limits, by their modules.
-CANNOT_END = {"celery.concurrency.solo": "solo", "celery.concurrency.thread": "threads"}
+CANNOT_END = {
+    "celery.concurrency.eventlet": "eventlet",
+    "celery.concurrency.solo": "solo",
+    "celery.concurrency.thread": "threads",
+}
 
 _UID = f"{__name__}.worker_init"
 
@@ -42,8 +46,8 @@ class Policies(bootsteps.Step):
         pool = str(getattr(parent.pool_cls, "__module__", ""))
         if pool in CANNOT_END and _has_timeout(parent.app):
             logger.warning(
-                "Timeout policies only apply to tasks that have not started: a %s pool cannot end "
-                "a running task. A prefork pool can",
+                "Timeout policies only apply to tasks that have not started: the pool %s cannot "
+                "end a running task. A prefork pool can",
                 CANNOT_END[pool],
             )
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.canvas import Signature
+from celery.concurrency import ALIASES
 from kombu.exceptions import OperationalError
 
 from celery_ext.policies import (
@@ -164,6 +165,17 @@ def test_a_shorter_limit_of_the_worker_stays(
     Policies(SimpleNamespace(app=app, pool_cls=None, time_limit=7, soft_time_limit=5))
     app.send_task("record")
     assert limits_of(take(app)) == [7, 5]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet", "threads", "solo"])
+def test_a_worker_says_if_its_pool_cannot_end_tasks(
+    open_app: OpenApp, caplog: pytest.LogCaptureFixture, pool: str
+) -> None:
+    module = ALIASES[pool].partition(":")[0]  # importing some of them has side effects
+    app, pool_cls = open_app(Timeout("1h")), SimpleNamespace(__module__=module)
+    Policies(SimpleNamespace(app=app, pool_cls=pool_cls, time_limit=None, soft_time_limit=None))
+    text = f"the pool {pool} cannot end a running task"
+    assert (text in caplog.text) == (pool in ("eventlet", "threads", "solo"))
 
 
 def test_messages_for_now_know_when_they_were_sent(open_app: OpenApp) -> None:
