@@ -80,7 +80,9 @@ def _show(session: Session, facts: dict[str, Any], counts: Counts, asks: bool) -
     made = table("queue", numbers=["delayed", "dead"])
     for name, each in counts.items():
         made.add_row(plain(name), number(each["messages"]), number(each["dead"]))
-    out.print(f"Made {facts['made_at']} of {facts['server']}", made, "")
+    at = facts.get("made_at", "at an unknown time")
+    server = facts.get("server", "an unknown server")
+    out.print(plain(f"Made {at} of {server}"), made, "")
 
 
 def _both(counts: Counts) -> str:

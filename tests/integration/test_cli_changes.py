@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from kombu.exceptions import OperationalError
 
+from celery_ext.control.backup.file import MESSAGES, writing
 from celery_ext.tasks.formatting import tasks_word
 from celery_ext.tasks.times import LATEST_MS
 from kombu_delayed.inspection.backlog import Backlog
@@ -267,6 +268,15 @@ def test_restore_shows_what_the_file_has_and_asks(file: str, empty: Cli) -> None
     result = empty("restore", file, "-Q", "none")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "The file has no messages of queue none.\n"
+
+
+def test_a_file_that_does_not_say_when_it_was_made(cli: Cli, tmp_path: Path) -> None:
+    """Another program has written it."""
+    with writing(tmp_path / "file") as writer:
+        writer.header({})
+        writer.items(MESSAGES, "mail", 1, [b"a", b'34000000000000{"body": ""}'])
+    text = cli.text("restore", str(tmp_path / "file"), "--dry-run")
+    assert "Made at an unknown time of an unknown server" in text
 
 
 def test_a_restore_says_what_nobody_can_read(cli: Cli, tmp_path: Path) -> None:
