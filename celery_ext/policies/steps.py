@@ -29,6 +29,9 @@ CANNOT_END = {
     "celery.concurrency.thread": "threads",
 }
 
+#: Celery's task that looks, by retries, whether all results of a chord are there.
+CHORD_UNLOCK = "celery.chord_unlock"
+
 _UID = f"{__name__}.worker_init"
 
 
@@ -74,7 +77,8 @@ def apply(app: Celery) -> None:
 
     for name, task in app.tasks.items():
         checked(f"task {name}", getattr(task, "policies", None) or ())
-        follow(task, strategy_of)  # in any case: a message may have its own strategy
+        if name != CHORD_UNLOCK:
+            follow(task, strategy_of)  # in any case: a message may have its own strategy
 
 
 def watch_workers() -> None:

@@ -290,6 +290,14 @@ def test_a_called_task_just_raises(app: Celery) -> None:
     assert fails.apply().state == states.FAILURE
 
 
+def test_celery_waits_for_a_chord_as_long_as_it_takes(open_app: OpenApp) -> None:
+    """It looks for the results again and again, by a retry, if the backend cannot join them."""
+    app = open_app(Backoff([10]))
+    given = {"interval": 1, "result": [[["never", None], None]]}
+    app.tasks["celery.chord_unlock"].apply_async(("group", app.signature("add")), given)
+    assert [run_next(app) for _ in range(3)] == [states.RETRY] * 3
+
+
 def test_workers_of_any_app_follow_policies(server: Server) -> None:
     with make_app(Settings(f"delayed+{server.url}")) as app:
         app.finalize()
