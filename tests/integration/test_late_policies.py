@@ -246,6 +246,14 @@ def test_latest(open_app: OpenApp, by: Any) -> None:
     }
 
 
+@pytest.mark.parametrize("by", ["customer", lambda message: message.kwargs.get("customer")])
+def test_messages_without_the_key_are_not_alike(open_app: OpenApp, by: Any) -> None:
+    app = open_app(Latest(by=by, after="5m"))
+    for minutes, customer in ((9, "ada"), (8, "bob")):
+        send_late(app, customer, minutes, args=[customer])
+    assert take_all(app) == ["ada", "bob"]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -62,7 +62,8 @@ class Latest(Policy):
 
     `by` is the name of a keyword argument or of a header, or a function of the message. A message
     that is later than `after` waits for the time `gather`, until others with its key have been
-    delivered. Then all are dropped except the one that was due last. Other messages run at once.
+    delivered. Then all are dropped except the one that was due last. Other messages, also those
+    without a key, run at once.
     """
 
     needs_first_due = True
@@ -83,9 +84,9 @@ class Latest(Policy):
 
     def decide(self, message: Message) -> Decision:
         """Drop a message if a later one with its key has been seen."""
-        if message.due_ms is None:
-            return RUN
         key = self._key(message)
+        if message.due_ms is None or key is None:
+            return RUN
         latest_ms = message.note_latest(f"{message.task} {key}", message.due_ms)
         if message.late_ms <= self.after_ms:
             return RUN
@@ -96,7 +97,7 @@ class Latest(Policy):
         until_ms = message.now_ms + self.gather_ms
         return Delay(until_ms, f"late: waits for a later one with the key {key}", self.mark)
 
-    def _key(self, message: Message) -> str:
+    def _key(self, message: Message) -> Any:
         if callable(self.by):
-            return str(self.by(message))
-        return str(message.kwargs.get(self.by, message.headers.get(self.by)))
+            return self.by(message)
+        return message.kwargs.get(self.by, message.headers.get(self.by))
