@@ -262,7 +262,19 @@ def test_a_strategy_of_one_s_own(app: Celery) -> None:
     assert letter.letter.reason == "celery [2] has no key"
 
 
-@pytest.mark.parametrize("wrong", [None, "later", Retry("soon")])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "later",
+        Retry("soon"),  # type: ignore[arg-type]
+        Retry(0, {"max_retries": 3}),
+        Retry(0, {"headers": "tenant"}),
+        Retry(0, {"kwargs": [1]}),
+        Retry(0, {"serializer": "unknown"}),
+        Retry(0, {"policies": ["late"]}),
+    ],
+)
 def test_a_strategy_that_fails_loses_nothing(app: Celery, wrong: Any) -> None:
     class Broken(RetryStrategy):
         def next(self, message: Attempt, error: BaseException, attempt: int) -> Any:

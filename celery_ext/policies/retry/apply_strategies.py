@@ -20,11 +20,13 @@ from celery.utils.log import get_logger
 
 from celery_ext.app.broker import own_broker
 from celery_ext.app.capture import Capture
+from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks import failures
 from celery_ext.tasks.failures import Failure, describe
 from celery_ext.tasks.results import NotRun, context_of, store_failure
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
+from kombu_delayed.errors import OptionError
 from kombu_delayed.message import clock
 from kombu_delayed.message.envelope import UNTIL_HEADER, to_json
 from kombu_delayed.message.wait import Wait
@@ -129,16 +131,27 @@ class _Retrying:
         if isinstance(answer, GiveUp):
             request.delayed_given_up = bury(self._task, answer.reason, history)
             raise error
-        changes = {**options, **_changes(answer, eta, countdown)}
-        changes["headers"] = {
-            **(request.headers or {}),
-            **(changes.get("headers") or {}),
+        changes = {"args": args, "kwargs": kwargs, **options, **_changes(answer, eta, countdown)}
+        history_headers = {
             failures.HEADER: failures.write(history),
             FIRST_HEADER: message.first_failure_ms,
         }
-        own = {"args": args, "kwargs": kwargs, **changes}
         try:
-            return self._retry(exc=exc, throw=throw, max_retries=ENDLESS, **own)
+            return self._send(changes, history_headers, exc=exc, throw=throw)
+        except Retried:
+            raise
+        except Exception as failure:
+            if not answer.changes or _is_of_broker(failure):
+                raise
+            request.delayed_given_up = bury(self._task, _broken(failure), history)
+            raise error from failure
+
+    def _send(self, changes: dict[str, Any], headers: dict[str, Any], **given: Any) -> Any:
+        """Call `Task.retry` with these options and headers."""
+        before = self._task.request.headers or {}
+        merged = {**before, **(changes.get("headers") or {}), **headers}
+        try:
+            return self._retry(max_retries=ENDLESS, **given, **{**changes, "headers": merged})
         finally:
             vars(self._task).pop("override_max_retries", None)
 
@@ -285,7 +298,17 @@ def _ask(
         raise TypeError(f"a retry strategy must return Retry or GiveUp, not {answer!r}")
     except Exception as failure:
         logger.exception("The retry strategy of task %s[%s] has failed", message.task, message.id)
-        return GiveUp(f"its retry strategy has failed: {describe(failure)}")
+        return GiveUp(_broken(failure))
+
+
+def _broken(failure: Exception) -> str:
+    return f"its retry strategy has failed: {describe(failure)}"
+
+
+def _is_of_broker(failure: Exception) -> bool:
+    """Whether a retry could not be sent because of the broker, and not of its options."""
+    cause = failure.reason if isinstance(failure, Reject) else failure
+    return isinstance(cause, BROKER_FAILS) and not isinstance(cause, OptionError)
 
 
 def _changes(answer: Retry, eta: Any, countdown: float | None) -> dict[str, Any]:
