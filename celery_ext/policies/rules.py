@@ -15,7 +15,7 @@ from kombu_delayed.consumer.policy import decisions
 from kombu_delayed.consumer.policy.decisions import Arrival, Decision, Declared, Plan, Run
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, version_of
 from kombu_delayed.store.calls.shards import queue_of
-from kombu_delayed.store.policies.declared import as_text, parsed
+from kombu_delayed.store.policies.declared import UNDECLARED, as_text, parsed
 
 from ..tasks.results import store_outcome
 from .apps import LOOK_SECONDS, Apps
@@ -70,6 +70,7 @@ class Rules:
         if not text or not known:
             return text or known
         own, before = parsed(text), parsed(known)
+        before.pop(UNDECLARED, None)
         of_tasks = {**before.get("tasks", {}), **own.get("tasks", {})}
         return as_text({**before, **own, **({"tasks": of_tasks} if of_tasks else {})})
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
+from kombu import Queue
 
 from celery_ext.control.policies import pauses
 from celery_ext.errors import QueryError
 from celery_ext.policies import Fair, Limit
+from celery_ext.policies.rules import Rules
 from kombu_delayed.message import clock
 from tests.kit.extended import Bench
 from tests.kit.policed import OpenApp, let_time_pass, take
@@ -50,6 +53,29 @@ def test_the_rest_goes_on(pool: str, bench: Bench) -> None:
         assert delayed.pauses() == []
         assert bench.ledger.runs() == dict.fromkeys(("before", "other", "now", "soon"), 1)
         assert bench.backlog() == {"later"}
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_queue_in_which_nothing_is_declared_keeps_the_policies_of_its_program(
+    open_app: OpenApp, resumes: bool
+) -> None:
+    app = open_app(Limit(concurrency=1))
+    app.conf.task_queues = [Queue("celery", expires=3600)]
+    for id in ("first", "second"):
+        app.send_task("record", task_id=id)
+    app.delayed.pause("celery", task="other")
+    if resumes:
+        assert app.delayed.resume("celery", task="other")
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        assert channel.basic_get("celery").headers["id"] == "first"
+        assert channel.basic_get("celery") is None
+
+
+def test_a_worker_declares_policies_beside_the_pauses_of_parts() -> None:
+    rules = Rules({"celery": [Limit(concurrency=1)]})
+    found = json.loads(rules.declared("celery", '{"paused":[],"undeclared":true}'))
+    assert found == {"paused": [], "queue": [{"Limit": {"concurrency": 1}}]}
 
 
 def test_a_task_by_its_name_until_a_time(

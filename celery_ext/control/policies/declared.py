@@ -15,7 +15,7 @@ from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.policy.decisions import Rules, rules_to_follow
 from kombu_delayed.errors import OptionError
-from kombu_delayed.store.policies.declared import PolicyRecord, as_text, parsed
+from kombu_delayed.store.policies.declared import UNDECLARED, PolicyRecord, as_text, parsed
 
 from ...app.queues import Queues
 from ...tasks.times import from_ms
@@ -118,7 +118,7 @@ class Policies:
         return [
             _shown(queue, known, self._declared(queue, known.text) != known.text)
             for queue, known in zip(queues, records, strict=True)
-            if {*parsed(known.text)} - {"paused"} or self._declared(queue)
+            if {*parsed(known.text)} - {"paused", UNDECLARED} or self._declared(queue)
         ]
 
     @cached_property
@@ -150,8 +150,10 @@ def change_declared(
     for shard in store.shards.all(queue):
         while True:
             known = store.policies.read(shard)
-            text, before = as_text(change(parsed(known.text))), known.text or as_text({})
-            if text == before or store.policies.declare(shard, text, by, known):
+            before = parsed(known.text) if known.text else {UNDECLARED: True}
+            text = as_text(change(before))
+            same = {known.text} if known.text else {as_text({}), as_text(before)}
+            if text in same or store.policies.declare(shard, text, by, known):
                 break
         store.claimable.announce(shard)
 

@@ -18,6 +18,10 @@ _OFFERED = "offered:"
 PAUSED = "paused:"
 
 
+#: A member of a declaration that has only pauses: each program uses its own policies.
+UNDECLARED = "undeclared"
+
+
 class PolicyRecord(NamedTuple):
     """The policies declared for a queue, as JSON, by whom, and when, in ms since the epoch.
 
