@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -356,6 +358,27 @@ def test_who_waits_does_not_read_the_leases_of_all_who_wait(
 @pytest.mark.parametrize(("waiting", "seconds"), [(1, 0.25), (100, 0.25), (1_000, 2.5)])
 def test_many_who_wait_look_less_often(waiting: int, seconds: float) -> None:
     assert long_poll.interval(waiting) == seconds
+
+
+def test_a_client_that_leaves_while_it_waits_gets_no_task(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+
+    def interval(waiting: int) -> float:
+        waits.set()
+        return 1.0
+
+    api = serve()
+    monkeypatch.setattr(long_poll, "interval", interval)
+    with socket.create_connection((api.base_url.host, api.base_url.port)) as client:
+        client.sendall(
+            f"GET {PATH}/poll?topics=mail&wait=50s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
+        )
+        assert waits.wait(30)
+    send(api, "PUT", **NOW)
+    wait_until(lambda: not api.api.service.polls.taken, "its poll has ended")
+    assert [each["id"] for each in poll(api, wait="0s")] == ["1"]
 
 
 def test_poll_limit_is_its_own(serve: Any) -> None:

@@ -272,7 +272,7 @@ async def queued_poll(call: Call) -> dict[str, Any]:
             claim = partial(long_poll.claim, call.service, topics, query.max, lease_ms)
             while True:
                 found = await call.run(claim)
-                if found or time.monotonic() >= until or await call.request.is_disconnected():
+                if found or time.monotonic() >= until:
                     break
                 if waiting.must_show:
                     await call.run(waiting.show)
@@ -280,6 +280,8 @@ async def queued_poll(call: Call) -> dict[str, Any]:
                 if not await call.service.pause(min(seconds, until - time.monotonic())):
                     break
                 await call.check()
+                if await call.request.is_disconnected():  # a task would wait for its lease's end
+                    break
                 claim = partial(claim, again=True)
     finally:
         if waiting.is_shown:
