@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
+from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
@@ -308,6 +309,23 @@ def test_a_stream_ends_with_its_token(keys: Keys, monkeypatch: pytest.MonkeyPatc
         for _ in lines:
             assert time.monotonic() < until
     assert keys.api.get("/v1/tasks", headers=headers).status_code == 401
+
+
+def test_a_stream_ends_when_its_token_cannot_be_looked_up(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(text: str) -> None:
+        raise OperationalError("Redis does not answer")
+
+    monkeypatch.setattr(tokens_module, "BELIEVED_SECONDS", 0.0)
+    headers = {"Authorization": f"Bearer {keys.make('read')}"}
+    with keys.api.stream("GET", "/v1/events", headers=headers) as answer:
+        lines = answer.iter_lines()
+        assert next(lines)
+        tokens = keys.api.api.middleware.tokens  # type: ignore[attr-defined]
+        monkeypatch.setattr(tokens, "look", fails)
+        assert [*lines] == [""]  # the answer is complete
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_an_export_ends_with_its_token(

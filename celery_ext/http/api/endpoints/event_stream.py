@@ -7,12 +7,14 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
 
 import anyio
 from starlette.responses import Response, StreamingResponse
 
+from celery_ext.errors import BROKER_FAILS
 from celery_ext.http.problems import Problem
 from celery_ext.tasks.times import from_ms
 from kombu_delayed.inspection import events as streams
@@ -110,33 +112,25 @@ async def _events(
     call: Call, listener: Listener, positions: Positions, after: str | None
 ) -> AsyncIterator[str]:
     yield ": events follow\n\n"
-    if after is not None:
-        missed = streams.merged(
-            call.service.delayed.store, dict.fromkeys(positions, after), positions
-        )
-        while found := await call.run(next_of, missed):
-            if call.service.closing or not await _may(call):
-                return
-            if text := "".join(_text(event) for event in found if listener.accepts(event)):
-                yield text
-    said_at = time.monotonic()
-    while not (call.service.closing or listener.is_behind):
-        events = await listener.next(CHECK_SECONDS)
-        if not await _may(call):
-            return
-        now = time.monotonic()
-        if events or now - said_at > BEAT_SECONDS:
-            said_at = now
-            yield "".join(map(_text, events)) or ": \n\n"
-
-
-async def _may(call: Call) -> bool:
-    """Returns whether the listener still has access."""
-    try:
-        await call.check()
-    except Problem:
-        return False
-    return True
+    with suppress(Problem, *BROKER_FAILS):  # access has ended, or Redis fails: so does the stream
+        if after is not None:
+            missed = streams.merged(
+                call.service.delayed.store, dict.fromkeys(positions, after), positions
+            )
+            while found := await call.run(next_of, missed):
+                await call.check()
+                if call.service.closing:
+                    return
+                if text := "".join(_text(event) for event in found if listener.accepts(event)):
+                    yield text
+        said_at = time.monotonic()
+        while not (call.service.closing or listener.is_behind):
+            events = await listener.next(CHECK_SECONDS)
+            await call.check()
+            now = time.monotonic()
+            if events or now - said_at > BEAT_SECONDS:
+                said_at = now
+                yield "".join(map(_text, events)) or ": \n\n"
 
 
 def _is_wanted(call: Call, query: EventQuery, event: Event) -> bool:
