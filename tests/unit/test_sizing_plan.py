@@ -14,6 +14,7 @@ from kombu_delayed import sizing
 from kombu_delayed.errors import OptionError
 from kombu_delayed.sizing.__main__ import main
 from kombu_delayed.sizing.plan import MOST_NODES, Load, node_of, plan
+from tests.kit.workers import ROOT
 
 GIB = 2**30
 LOAD = Load(
@@ -45,6 +46,11 @@ def test_a_week_of_messages() -> None:
     assert found.shards == sizing.shards_for(found.nodes)
     assert found.node.total_bytes <= LOAD.node_memory_bytes
     assert found.node.data_bytes <= LOAD.node_memory_bytes * LOAD.use * 1.001
+
+
+def test_an_event_takes_what_the_documentation_says() -> None:
+    text = (ROOT / "docs" / "events.md").read_text()
+    assert f"An event takes some {sizing.EVENT_BYTES} bytes" in text
 
 
 def test_a_compressed_backlog() -> None:
