@@ -51,13 +51,13 @@ class Queues(Broker):
         """
         found = backlogs.queues(self.store)
         self.store.shards.seen(found)
-        return sorted({*self.app.amqp.queues, *map(queue_of, found)})
+        return sorted({*own_queues(self.app), *map(queue_of, found)})
 
     @property
     def named(self) -> set[str]:
         """The app's queues, and those with policies, which may not be in use yet."""
         options = self.app.conf.broker_transport_options or {}
-        return {*self.app.amqp.queues, *(options.get("delayed_policies") or ())} - {ALL_QUEUES}
+        return {*own_queues(self.app), *(options.get("delayed_policies") or ())} - {ALL_QUEUES}
 
     def also_unused(self) -> list[str]:
         """All queues, and those for which this app only declares policies so far."""
@@ -146,6 +146,11 @@ def despite_nodes_down(
             return found
 
     return searching
+
+
+def own_queues(app: Celery) -> list[str]:
+    """The queues of an app, except those of fanout exchanges, where no message waits."""
+    return [n for n, each in app.amqp.queues.items() if each.exchange.type != "fanout"]
 
 
 def routed_queue(

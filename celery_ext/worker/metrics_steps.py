@@ -47,10 +47,14 @@ class Exporter(bootsteps.StartStopStep):
             logger.info("Metrics are at %s", self._server.url)
 
     def _page(self, app: Any) -> Any:
+        from ..app.queues import own_queues
         from ..metrics.measuring import shown
         from ..metrics.queues import registry_of
 
-        queues = registry_of(self._delayed, lambda: list(app.amqp.queues.consume_from))
+        def names() -> list[str]:
+            return [name for name in own_queues(app) if name in app.amqp.queues.consume_from]
+
+        queues = registry_of(self._delayed, names)
         others = (queues,) if self._options.backlog else ()
         return lambda: shown(self._meter.registry, *others)
 

@@ -11,10 +11,13 @@ import pytest
 import redis
 from celery import Celery
 from kombu import Consumer, Queue
+from kombu.common import Broadcast
 
 from celery_ext import install
+from celery_ext.http.service.service import Service as HttpService
 from celery_ext.policies import Backoff, Fair, Limit
 from celery_ext.policies.written import CODE, written
+from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.store.policies.declared import parsed
 from tests.kit.clusters import Cluster
 from tests.kit.ledger import Ledger
@@ -200,6 +203,15 @@ def test_queues_that_only_policies_name(open_app: OpenApp) -> None:
         "calls": 7,
         "nights": 2,
     }
+
+
+def test_queues_of_broadcasts_are_not_listed(open_app: OpenApp) -> None:
+    """No message waits in one, and each process gives it another name."""
+    app = open_app(Backoff(seconds=1), queue=ALL_QUEUES)
+    app.amqp.queues.add(Broadcast("news"))
+    assert [each.queue for each in app.delayed.policies()] == ["celery"]
+    assert [*app.delayed.counts()] == ["celery"]
+    assert HttpService(app).own_queues() == ["celery"]
 
 
 def test_temporary_queues_have_none(open_app: OpenApp, client: redis.Redis, server: Server) -> None:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 from kombu.utils.functional import LRUCache
 
+from celery_ext.app.queues import own_queues
 from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
@@ -131,7 +132,7 @@ class Service:
 
     def own_queues(self) -> list[str]:
         """The queues of the app, which are searched first."""
-        return list(self.app.amqp.queues)
+        return own_queues(self.app)
 
     def queues(self, identity: Identity, queue: str | None = None) -> list[str]:
         """The given queue, or all that the caller may see. It blocks: call it in a thread.
