@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -242,6 +243,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
         (["serve", "--name", "a.example", "--no-token"], "a.example is more"),
         (["serve", "--root-path", "delayed"], "'delayed' is not a path"),
         (["serve", "--root-path", "/delayed/"], "'/delayed/' is not a path"),
+        (["serve", "--keyfile", __file__], "--keyfile needs --certfile"),
         (["token", "create", "x", "--scope", "read", "--expires", "0"], "at least a second"),
     ],
 )
@@ -250,3 +252,24 @@ def test_wrong_usage(words: list[str], message: str) -> None:
     result: Any = CliRunner().invoke(cli, words, obj=context)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_a_port_that_is_taken(app: Celery) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = serve(app, "--port", str(taken.getsockname()[1]))
+    assert result.exit_code == 1
+    assert "address already in use" in result.output.splitlines()[-1]
+
+
+def test_a_file_that_is_no_certificate(app: Celery) -> None:
+    result = serve(app, "--port", "0", "--certfile", __file__)
+    assert result.exit_code == 1
+    assert "Error: --certfile or --keyfile cannot be used" in result.output
+
+
+def serve(app: Celery, *options: str) -> Any:
+    context = CLIContext(app=app, no_color=True, workdir=None)
+    try:
+        return CliRunner().invoke(cli, ["serve", *options], obj=context)
+    finally:
+        gc.unfreeze()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def run(
     if needs_token is False and not is_local:
         beyond = ", ".join(names) or host
         raise click.UsageError(f"--no-token is for this machine alone, and {beyond} is more")
+    if keyfile is not None and certfile is None:
+        raise click.UsageError("--keyfile needs --certfile, the certificate of that key")
     needs_token = not is_local if needs_token is None else needs_token
     show_logs(log_format, requests=access_log)
     hosts = (*LOOPBACK_HOSTS, *names) if is_local or names else ()
@@ -95,4 +98,15 @@ def run(
     # Collecting garbage blocks all requests, so it should skip the objects that stay.
     gc.collect()
     gc.freeze()
-    server.run()
+    _serve(server)
+
+
+def _serve(server: Any) -> None:
+    try:
+        server.run()
+    except ssl.SSLError as error:
+        raise click.ClickException(f"--certfile or --keyfile cannot be used: {error}") from error
+    except SystemExit as end:
+        if isinstance(end.__context__, OSError):  # it cannot listen
+            raise click.ClickException(str(end.__context__)) from end
+        raise
