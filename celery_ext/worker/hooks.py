@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery
 from celery.signals import worker_init
 
-from kombu_delayed.errors import OptionError
+from kombu_delayed.errors import OptionError, UrlError
 
 _UID = f"{__name__}.worker_init"
 
@@ -77,7 +77,12 @@ def _on_init(sender: Any, **_: Any) -> None:
 
 
 def _check_settings(app: Celery) -> None:
-    """Raises SystemExit for an invalid setting: Celery would continue after any other error."""
+    """Raises SystemExit for an invalid setting or broker URL.
+
+    Celery would continue after any other error, or log a traceback.
+    """
+    from kombu_delayed.connection.urls import address
+
     from ..app.outcome_options import OutcomeOptions
     from ..app.settings import misplaced
     from ..control.answers.options import ExpectationOptions
@@ -86,11 +91,12 @@ def _check_settings(app: Celery) -> None:
 
     if text := misplaced(app.conf):
         raise SystemExit(f"Error: {text}")
-    for options in (OutcomeOptions, MetricsOptions, HttpOptions, ExpectationOptions):
-        try:
+    try:
+        address(app.connection_for_read())
+        for options in (OutcomeOptions, MetricsOptions, HttpOptions, ExpectationOptions):
             options.of(app)
-        except OptionError as error:
-            raise SystemExit(f"Error: {error}") from error
+    except (OptionError, UrlError) as error:
+        raise SystemExit(f"Error: {error}") from error
 
 
 watch_workers()

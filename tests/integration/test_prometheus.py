@@ -421,6 +421,14 @@ def test_a_worker_does_not_start_with_an_option_among_the_settings(name: str) ->
             worker_init.send(sender=app.Worker)
 
 
+def test_a_worker_does_not_start_with_a_wrong_url() -> None:
+    with (
+        make_app("delayed+redis://localhost/0?protocol=3") as app,
+        pytest.raises(SystemExit, match="Error: the broker URL takes no option 'protocol'"),
+    ):
+        worker_init.send(sender=app.Worker)
+
+
 @pytest.fixture
 def told(bench: Bench) -> set[str]:
     """The names of all metrics of a worker and an API."""
