@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
+import pytest
 from celery import Celery
 
 from celery_ext import Delayed
@@ -43,6 +46,16 @@ def test_who_may_not(app: Celery, delayed: Delayed, serve: Serve) -> None:
     ]:
         assert api.post(path, json=body, headers=admin).status_code == status
     assert delayed.pauses() == []
+
+
+@pytest.mark.parametrize("path", [f"{PATH}/pause", f"{PATH}/limits/queue/set"])
+@pytest.mark.parametrize("length", ["3661d", 0.0001])
+def test_a_length_that_is_out_of_range(api: httpx.Client, path: str, length: Any) -> None:
+    answer = api.post(path, json={"for": length})
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "for"
+    assert error["detail"].startswith(f"{length!r} is not a length of time from 1ms to 3660d")
 
 
 def test_the_page(visitor: Visitor, delayed: Delayed) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
@@ -13,7 +13,7 @@ from celery_ext.errors import QueryError
 from celery_ext.tasks.arguments import LONGEST as LONGEST_WHERE
 from celery_ext.tasks.arguments import conditions
 from celery_ext.tasks.times import from_ms
-from kombu_delayed.message.durations import parse_length
+from kombu_delayed.message.durations import PERIOD, Bounds, parse_length
 from kombu_delayed.message.envelope import eta_to_ms, parse_iso8601
 from kombu_delayed.store.calls.shards import CELERY_OWN
 from kombu_delayed.store.keys import is_taken
@@ -63,16 +63,16 @@ def _where(text: str) -> str:
 
 
 @lru_cache(maxsize=1_000, typed=True)
-def span_of(value: str | float) -> timedelta:
+def span_of(value: str | float, within: Bounds = (timedelta(0), LONGEST)) -> timedelta:
     """Read a length of time. Raises ValueError, for a negative one too."""
-    return parse_length(value, (timedelta(0), LONGEST))
+    return parse_length(value, within)
 
 
-def _span(value: Any) -> Any:
+def _span(value: Any, within: Bounds = (timedelta(0), LONGEST)) -> Any:
     if isinstance(value, str) and len(value) > SPAN_SIZE:
         raise ValueError(f"a length of time, such as '90m', has at most {SPAN_SIZE} characters")
     if isinstance(value, (str, int, float)):
-        span_of(value)
+        span_of(value, within)
     return value
 
 
@@ -84,6 +84,12 @@ SPAN_SCHEMA: dict[str, Any] = {
             "maxLength": SPAN_SIZE,
         },
         {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
+    ]
+}
+LASTING_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        SPAN_SCHEMA["anyOf"][0],
+        {"type": "number", "minimum": 0.001, "maximum": PERIOD[1].total_seconds()},
     ]
 }
 MOMENT_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time"}
@@ -100,6 +106,12 @@ Span = Annotated[
     float | str,
     BeforeValidator(_span),  # before True is read as 1
     Field(json_schema_extra=SPAN_SCHEMA),
+]
+#: How long something lasts: a `Span` that a pause or new numbers of a limit may have.
+Lasting = Annotated[
+    float | str,
+    BeforeValidator(partial(_span, within=PERIOD)),
+    Field(json_schema_extra=LASTING_SCHEMA),
 ]
 Cursor = Annotated[str, StringConstraints(max_length=2_000)]
 Priority = Annotated[int, Field(ge=0, le=255, strict=True)]

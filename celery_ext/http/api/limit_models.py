@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from celery_ext.control.policies.limits import UseInfo, WaitInfo
 
-from .fields import Cursor, Given, Name, Span
+from .fields import Cursor, Given, Lasting, Name
 from .models import OneQueue, TaskState
 
 
@@ -65,7 +65,7 @@ class NewNumbers(Given):
     rate: str | None = Field(None, max_length=30, description='Such as "100/m".')
     burst: int | None = Field(None, ge=1, le=1_000_000_000, strict=True)
     why: str = Field("", max_length=500)
-    length: Span | None = Field(
+    length: Lasting | None = Field(
         None, alias="for", description='Reset it after this time: "2h", or seconds.'
     )
 

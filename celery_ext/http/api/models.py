@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, StringConstraints, model_validator
 
 from celery_ext.control.counts import ConsumerInfo
 
-from .fields import Cursor, Given, Id, Moment, Name, Span, Timed, Where, check_plain
+from .fields import Cursor, Given, Id, Lasting, Moment, Name, Span, Timed, Where, check_plain
 
 Status = Literal[
     "scheduled",
@@ -208,7 +208,7 @@ class NewPause(Part):
     """A pause of a queue, or of a part if one is named, with its reason and length."""
 
     why: str = Field("", max_length=500)
-    length: Span | None = Field(
+    length: Lasting | None = Field(
         None, alias="for", description='Resume after this time: "2h", or seconds.'
     )
 

@@ -45,8 +45,6 @@ def pause(
     call.identity.check_queue(queue)
     call.note("pause", queue)
     span = None if length is None else span_of(length)
-    if span is not None and not span:
-        raise Problem.of_field("for", "give more than 0 seconds")
     try:
         by = call.identity.name
         return call.service.delayed.pause(queue, why=why, by=by, for_=span, **part)
