@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from celery_ext.policies import Drain, Fair, Limit
 from tests.kit.cli import HOUR, Cli, cli_on, run
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
+from tests.kit.outcomes import note
 from tests.kit.servers import Server
 from tests.kit.state import entry
 
@@ -53,6 +55,20 @@ def test_find_by_arguments(cli: Cli) -> None:
     assert "needs --state" in cli("find", "--longer-than", "5s").stderr
     assert "takes --queue" in cli("find", "--state", "failed", "--where", "args == 1").stderr
     assert cli("find", "--state", "failed", "--longer-than", "5s", "--worker", "w*").exit_code == 1
+
+
+@pytest.mark.parametrize(("of", "order"), [("failed", "cba"), ("slow", "bca")])
+def test_a_limit_keeps_the_first_of_all_queues(empty: Cli, of: str, order: str) -> None:
+    """The last that failed, and the slowest; as JSON, too."""
+    now_ms = int(time.time() * 1000)
+    for n, (id, queue, run_ms) in enumerate(
+        [("a", "celery", 10_000), ("b", "mail", 30_000), ("c", "pay", 20_000)]
+    ):
+        row = ["-", now_ms + n, 0, {"error": "ValueError", "message": "no", "run_ms": run_ms}]
+        note(empty.backlog, id, row, queue=queue, is_slow=True)
+    assert [each["id"] for each in empty.json(of)] == [*order]
+    assert [each["id"] for each in empty.json(of, "-n", "1")] == [order[0]]
+    assert f" {order[0]} " in empty.text(of, "-n", "1")
 
 
 def test_terminals_are_safe_and_ids_never_cut(cli: Cli) -> None:

@@ -23,11 +23,12 @@ def note(
     queue: str = "celery",
     alive_ms: int = 60_000,
     tenant: str | None = None,
+    is_slow: bool = False,
 ) -> None:
     """Record rows of one task of a worker, as a recorder does."""
     head = json.dumps(["t", "mail", tenant], separators=(",", ":")) + "\n"
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
-    made = Note(id, rows[-1][0], rows[-1][1], False, head, lines)
+    made = Note(id, rows[-1][0], rows[-1][1], is_slow, head, lines)
     outcomes = Outcomes(delayed.store)
     delayed.store.all_of(
         outcomes.note_calls(queue, [made], Kept(1000, 86_400_000), WORKER, alive_ms)

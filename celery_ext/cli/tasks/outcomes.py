@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
-from itertools import islice
 from typing import Any
 
 import click
@@ -109,21 +108,18 @@ def _indented(text: str) -> Text:
 
 def show_recorded(session: Session, of: str, limit: int, **criteria: Any) -> None:
     """Print a list of tasks; failed ones are also counted by error."""
-    found = session.delayed.recorded(of, **criteria)
-    if session.as_json:
-        if not session.emit_each(each.as_dict() for each in (islice(found, limit or None))):
-            session.nothing(NOTHING[of])
-        return
     histories = []
     with session.progress("Searching") as advance:
-        for each in found:
+        for each in session.delayed.recorded(of, **criteria):
             histories.append(each)
             advance(1)
-    if not histories:
-        session.nothing(NOTHING[of])
     histories.sort(key=lambda each: each.steps[-1].at_ms if each.steps else 0, reverse=True)
     if of == "slow":
-        histories.sort(key=lambda each: each.run_ms or 0, reverse=True)
+        histories.sort(key=lambda each: each.run_seconds or 0, reverse=True)
+    if session.as_json:
+        session.emit_each(each.as_dict() for each in histories[: limit or None])
+    if not histories:
+        session.nothing(NOTHING[of])
     if of == "failed":
         session.print(_by_error(histories))
     session.print(_table(histories[: limit or None], of))
