@@ -52,7 +52,11 @@ def running(directory: Path, *command: str, **environment: str) -> Iterator[http
 
 @contextmanager
 def started(
-    directory: Path, *command: str, most_files: int | None = None, **environment: str
+    directory: Path,
+    *command: str,
+    host: str = "127.0.0.1",
+    most_files: int | None = None,
+    **environment: str,
 ) -> Iterator[tuple[httpx.Client, subprocess.Popen[bytes]]]:
     """Start a server that answers; it does not outlive the block."""
     port, log = free_port(), directory / "server.log"
@@ -67,7 +71,7 @@ def started(
             stderr=output,
             preexec_fn=limit if most_files else None,
         )
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=15) as client:
+    with httpx.Client(base_url=f"http://{host}:{port}", timeout=15) as client:
 
         def answers() -> bool:
             assert process.poll() is None, log.read_text()
@@ -241,6 +245,8 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
         (["serve", "--host", "0.0.0.0", "--no-token"], "0.0.0.0 is more"),
         (["serve", "--port", "99999"], "99999"),
         (["serve", "--name", "a.example", "--no-token"], "a.example is more"),
+        (["serve", "--name", "a.example:8443"], "'a.example:8443' is not a host name"),
+        (["serve", "--name", "https://a.example"], "'https://a.example' is not a host name"),
         (["serve", "--root-path", "delayed"], "'delayed' is not a path"),
         (["serve", "--root-path", "/delayed/"], "'/delayed/' is not a path"),
         (["serve", "--keyfile", __file__], "--keyfile needs --certfile"),
@@ -252,6 +258,12 @@ def test_wrong_usage(words: list[str], message: str) -> None:
     result: Any = CliRunner().invoke(cli, words, obj=context)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_another_address_of_this_machine(server: Server, tmp_path: Path) -> None:
+    environment = Settings(f"delayed+{server.url}").environment()
+    with running(tmp_path, *SERVE, "--host", "127.0.0.2", host="127.0.0.2", **environment) as api:
+        assert api.get("/v1/tasks").status_code == 200
 
 
 def test_a_port_that_is_taken(app: Celery) -> None:

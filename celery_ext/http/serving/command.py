@@ -19,6 +19,17 @@ def _root_path(ctx: click.Context, parameter: click.Parameter, value: str) -> st
     return value
 
 
+def _host_names(
+    ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    for value in values:
+        if not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", value):
+            raise click.BadParameter(
+                f"{value!r} is not a host name without scheme and port, such as tasks.example.com"
+            )
+    return values
+
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 #: The options of a server: where it listens, and who may call it.
@@ -30,6 +41,7 @@ serve_options = all_of(
         "names",
         multiple=True,
         metavar="HOST",
+        callback=_host_names,
         help="The host name of a proxy; repeatable. Requests then need a token.",
     ),
     click.option(
@@ -89,7 +101,7 @@ def run(
         raise click.UsageError("--keyfile needs --certfile, the certificate of that key")
     needs_token = not is_local if needs_token is None else needs_token
     show_logs(log_format, requests=access_log)
-    hosts = (*LOOPBACK_HOSTS, *names) if is_local or names else ()
+    hosts = (*LOOPBACK_HOSTS, host, *names) if is_local or names else ()
     api = Api(app, needs_token=needs_token, jobs_only=jobs_only, hosts=hosts)
     api.service.check_broker()
     more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
