@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
 from celery_ext.http.dialects import long_poll
@@ -379,6 +380,24 @@ def test_a_client_that_leaves_while_it_waits_gets_no_task(
     send(api, "PUT", **NOW)
     wait_until(lambda: not api.api.service.polls.taken, "its poll has ended")
     assert [each["id"] for each in poll(api, wait="0s")] == ["1"]
+
+
+def test_a_claimed_task_is_answered_whatever_fails_then(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_shown = threading.Event()
+
+    def fails(waiting: Any) -> None:
+        raise OperationalError("Redis does not answer")
+
+    api, show = serve(), long_poll.Waiting.show
+    monkeypatch.setattr(long_poll.Waiting, "end", fails)
+    monkeypatch.setattr(long_poll.Waiting, "show", lambda each: (show(each), is_shown.set()))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(poll, api, wait="50s")
+        assert is_shown.wait(30)
+        send(api, "PUT", **NOW)
+        assert [each["id"] for each in waiting.result()] == ["1"]
 
 
 def test_poll_limit_is_its_own(serve: Any) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
+from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks.task_info import TaskInfo
 
 from ..api.endpoints.tasks import Row
@@ -285,7 +287,8 @@ async def queued_poll(call: Call) -> dict[str, Any]:
                 claim = partial(claim, again=True)
     finally:
         if waiting.is_shown:
-            await call.run(waiting.end)
+            with suppress(Problem, *BROKER_FAILS):  # it expires, and claimed tasks are answered
+                await call.run(waiting.end)
     tasks = [{**_state(call, info, query.namespace, "running"), "ack": ack} for info, ack in found]
     return {"tasks": tasks}
 
