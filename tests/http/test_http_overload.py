@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -209,6 +210,21 @@ def test_a_stream_that_nobody_reads() -> None:
 
     asyncio.run(run())
     assert ended == [ANYBODY]
+
+
+@pytest.mark.parametrize("path", ["/v1/events", "/live/overview"])
+def test_a_stream_whose_request_does_not_end(
+    serve: Serve, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    api, log = serve(body_seconds=0.1), logging.getLogger("uvicorn.error")
+    log.addHandler(caplog.handler)
+    with connect(api) as client:
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n\r\n"
+        client.sendall(head.encode())
+        while client.recv(65536):
+            pass
+    log.removeHandler(caplog.handler)
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_streams_of_one_token(serve: Serve) -> None:

@@ -312,7 +312,7 @@ def test_a_stream_ends_with_its_token(keys: Keys, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_stream_ends_when_its_token_cannot_be_looked_up(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(text: str) -> None:
         raise OperationalError("Redis does not answer")
@@ -325,7 +325,6 @@ def test_a_stream_ends_when_its_token_cannot_be_looked_up(
         tokens = keys.api.api.middleware.tokens  # type: ignore[attr-defined]
         monkeypatch.setattr(tokens, "look", fails)
         assert [*lines] == [""]  # the answer is complete
-    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_an_export_ends_with_its_token(

@@ -95,6 +95,8 @@ class Streamed(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
         except _NotReadError:
             logger.info("A stream has ended: nothing of it was read for %g s", seconds)
+        except Problem as problem:  # its request has a body that does not arrive
+            logger.info("A stream has ended: %s", problem.detail)
         finally:
             self._service.streams.end(self._identity)
             self.at_end()
