@@ -18,6 +18,8 @@ from kombu_delayed.connection.forks import in_children
 
 logger = get_logger(__name__)
 
+LAST_PORT = 65_535
+
 #: How long a client may take to send its request.
 REQUEST_SECONDS = 10
 
@@ -84,12 +86,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 def first_free(host: str, port: int, ports: int, page: Callable[[], bytes]) -> MetricsServer | None:
     """A server on the first free one of `ports` ports from `port` on, or None if none is free."""
-    for each in range(port, port + (ports if port else 1)):
+    tried = range(port, min(port + (ports if port else 1), LAST_PORT + 1))
+    for each in tried:
         try:
             return MetricsServer(host, each, page)
         except OSError as error:
             refused = error
-    last = f" to {port + ports - 1}" if ports > 1 else ""
+    last = f" to {tried[-1]}" if len(tried) > 1 else ""
     logger.error("Metrics are not served: port %d%s of %s: %s", port, last, host, refused)
     return None
 

@@ -380,6 +380,17 @@ def test_port_that_is_taken(caplog: pytest.LogCaptureFixture) -> None:
         first.stop()
 
 
+def test_there_are_no_ports_after_the_last_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = MetricsServer("127.0.0.1", 0, lambda: b"")
+    port = int(first.server_address[1])
+    monkeypatch.setattr("celery_ext.metrics.server.LAST_PORT", port)
+    assert first_free("127.0.0.1", port, 5, lambda: b"") is None
+    assert f"port {port} of 127.0.0.1" in caplog.text
+    first.server_close()
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
