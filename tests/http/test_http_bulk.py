@@ -13,9 +13,11 @@ from redis.exceptions import ConnectionError
 from celery_ext import Delayed
 from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints import bulk as export
-from celery_ext.http.api.endpoints import event_stream
+from celery_ext.http.api.endpoints import bulk_change, event_stream
 from celery_ext.http.api.endpoints.event_stream import REPEATED_MS
 from kombu_delayed.inspection import events as streams
+from kombu_delayed.inspection.gate_usage import server_ms
+from kombu_delayed.store.dead_letters import DeadLetters
 from tests.kit.http import Serve, all_rows, bearer, bury
 from tests.kit.wait import wait_until
 
@@ -380,3 +382,28 @@ def test_change_by_filter(api: httpx.Client, delayed: Delayed) -> None:
     ):
         assert api.post(f"/v1/bulk/{verb}", json=wrong).status_code == 422, wrong
     assert counts() == (0, 12, 0)
+
+
+def test_a_letter_is_replayed_once_even_if_it_dies_again(
+    api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dying(dead: DeadLetters, *given: Any, **more: Any) -> int:
+        count, at_ms = replay(dead, *given, **more), server_ms(delayed.store, "celery")
+        wait_until(lambda: server_ms(delayed.store, "celery") > at_ms, "it is later")
+        bury(delayed)
+        return count
+
+    replay = DeadLetters.replay
+    for _ in range(5):
+        delayed.app.send_task("till.charge")
+    bury(delayed)
+    monkeypatch.setattr(bulk_change, "CALL_LIMIT", 2)
+    monkeypatch.setattr(DeadLetters, "replay", dying)
+    given, changed = {"task": "*", "limit": 4}, []
+    while True:
+        answer = api.post("/v1/bulk/replay", json=given).json()
+        changed.append(answer["changed"])
+        if (cursor := answer["next"]) is None or len(changed) > 3:
+            break
+        given["cursor"] = cursor
+    assert changed == [4, 1]

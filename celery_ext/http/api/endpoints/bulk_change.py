@@ -18,6 +18,7 @@ from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.control.changes.redirect import Redirect
 from celery_ext.errors import QueryError
 from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 
@@ -199,12 +200,17 @@ def replay_many(call: Call) -> dict[str, Any]:
     choice: BulkReplay = call.body
     dead, due_ms = call.service.delayed.store.dead, choice.due_ms
     to = None if choice.to_queue is None else redirect_to(call, choice.to_queue)
-    outcome = _Outcome(call, choice, choice.cursor)
+    cursor, until_ms = _begun(call, choice)
+    outcome = _Outcome(call, choice, cursor)
     given = choice.model_dump(include={"queue", "task", "reason"})
     for limit in outcome.turns():
         query = DeadQuery(**given, limit=limit, cursor=outcome.cursor)
         found, outcome.cursor = letters_page(call, query)
-        mine = [each for each in found if choice.tenant in (None, each[1].info.tenant)]
+        mine = [
+            each
+            for each in found
+            if choice.tenant in (None, each[1].info.tenant) and each[1].letter.at_ms <= until_ms
+        ]
         for shard, part in groupby(mine, lambda each: each[0]):
             tasks = [task for _, task in part]
             ids = [task.letter.id for task in tasks]
@@ -212,7 +218,21 @@ def replay_many(call: Call) -> dict[str, Any]:
             if to is not None:
                 replay = partial(to.dead, shard, tasks)
             outcome.add(shard, [task.info for task in tasks], replay)
+    if outcome.cursor is not None:
+        outcome.cursor = cursors.write(*cursors.read(outcome.cursor, str, int, str), until_ms)
     return outcome.answer("bulk-replay")
+
+
+def _begun(call: Call, choice: BulkReplay) -> tuple[str | None, int]:
+    """The place in the list of letters, and when the first of these requests began, in ms.
+
+    Letters that are buried later are left out: these requests may have replayed them.
+    """
+    if choice.cursor is not None:
+        *place, until_ms = cursors.read(choice.cursor, str, int, str, int)
+        return cursors.write(*place), until_ms
+    shards = call.service.shards(call.identity, choice.queue)
+    return None, server_ms(call.service.delayed.store, shards[0]) if shards else 0
 
 
 def _change(
