@@ -106,14 +106,13 @@ def run(
     api.service.check_broker()
     more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
     more |= {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "root_path": root_path}
-    server = make_server(api, host, port, **more)
-    # Collecting garbage blocks all requests, so it should skip the objects that stay.
-    gc.collect()
-    gc.freeze()
-    _serve(server)
+    _serve(make_server(api, host, port, **more))
 
 
 def _serve(server: Any) -> None:
+    # Collecting garbage blocks all requests, so it should skip the objects that stay.
+    gc.collect()
+    gc.freeze()
     try:
         server.run()
     except ssl.SSLError as error:
