@@ -11,6 +11,8 @@ from typing import Any
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, maybe_schedule, schedule
 
+from ..app.queues import routed_queue
+
 #: How many entries of a database are read.
 MOST = 2_000
 
@@ -42,7 +44,7 @@ def periodic_tasks(app: Celery) -> list[PeriodicTask]:
     """All entries, ordered by their next run. Raises the errors of Django's database."""
     app.loader.import_default_modules()
     app.finalize()
-    found = [*_of_beat(app), *_of_django()]
+    found = [*_of_beat(app), *_of_django(app)]
     never = datetime.max.replace(tzinfo=timezone.utc)
     return sorted(found, key=lambda each: (each.next or never, each.name))
 
@@ -62,13 +64,14 @@ def _invalid(name: object, error: Exception) -> PeriodicTask:
 
 def _entry(app: Celery, name: str, given: Mapping[str, Any]) -> PeriodicTask:
     when = maybe_schedule(given["schedule"], given.get("relative", False), app=app)
+    task, args, kwargs = str(given["task"]), given.get("args") or (), given.get("kwargs") or {}
     return PeriodicTask(
         name,
-        str(given["task"]),
+        task,
         _words(when),
-        (given.get("options") or {}).get("queue"),
-        repr(tuple(given.get("args") or ())),
-        repr(dict(given.get("kwargs") or {})),
+        (given.get("options") or {}).get("queue") or routed_queue(app, task, args, kwargs),
+        repr(tuple(args)),
+        repr(dict(kwargs)),
         next=_next(when, None),
     )
 
@@ -113,20 +116,20 @@ def _django_apps() -> Any:
     return module.apps
 
 
-def _of_django() -> Iterator[PeriodicTask]:
+def _of_django(app: Celery) -> Iterator[PeriodicTask]:
     """The entries of django-celery-beat, if this program has set it up."""
     if (apps := _django_apps()) is None:
         return
     model = apps.get_model(DJANGO, "PeriodicTask")
     for row in model.objects.select_related(*SCHEDULES)[:MOST]:
         try:
-            found = _row(row)
+            found = _row(app, row)
         except Exception as error:  # any error that a beat would report
             found = _invalid(row.name, error)
         yield found
 
 
-def _row(row: Any) -> PeriodicTask:
+def _row(app: Celery, row: Any) -> PeriodicTask:
     when, now = row.schedule, datetime.now(timezone.utc)
     last, start, expires = map(_aware, (row.last_run_at, row.start_time, row.expires))
     is_enabled = row.enabled and (expires is None or expires > now)
@@ -137,7 +140,7 @@ def _row(row: Any) -> PeriodicTask:
         row.name,
         row.task,
         _words(when),
-        row.queue or None,
+        row.queue or routed_queue(app, row.task),
         str(row.args),
         str(row.kwargs),
         is_enabled,

@@ -171,6 +171,19 @@ def test_periodic_tasks_of_beat(
     assert now < report.next <= now + timedelta(days=1, minutes=1)
 
 
+def test_periodic_tasks_have_the_queues_of_routes(app: Celery) -> None:
+    """A token for queues shows the entries of these."""
+    app.conf.task_routes = {"till.charge": {"queue": "pay"}}
+    entry = {"task": "till.charge", "schedule": 30.0}
+    app.conf.beat_schedule = {
+        "a": entry,
+        "b": {**entry, "options": {"queue": "slow"}},
+        "c": {**entry, "task": "till.report"},
+    }
+    found = {each.name: each.queue for each in periodic_tasks(app)}
+    assert found == {"a": "pay", "b": "slow", "c": "celery"}
+
+
 class ZonedCrontab(crontab):
     """Like that of django-celery-beat, which shows its parts in a different order."""
 
