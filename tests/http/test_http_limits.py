@@ -298,3 +298,21 @@ def test_other_numbers(api: httpx.Client) -> None:
     assert api.post(f"{path}s/set", json=body).status_code == 422
     assert api.post(f"{path}/reset").json() == {"reset": True}
     assert part(get(api, path), "capacity overridden") == (3, False)
+
+
+def test_a_token_of_one_queue_cannot_change_a_global_limit(
+    app: Celery, delayed: Delayed, serve: Serve
+) -> None:
+    limits = [Limit(name="api", scope="global", concurrency=2), Limit(name="own", concurrency=3)]
+    declare(app, mail=limits)
+    api = serve(needs_token=True)
+    of_mail, of_all = (bearer(delayed, "admin", queues=queues) for queues in (["mail"], []))
+    path = "/v1/queues/mail/limits/{}/{}"
+    for name, headers, status in [
+        ("global%2Fapi", of_mail, 403),
+        ("own", of_mail, 200),
+        ("global%2Fapi", of_all, 200),
+    ]:
+        for verb, body in [("set", {"concurrency": 9}), ("reset", None)]:
+            answer = api.post(path.format(name, verb), json=body, headers=headers)
+            assert answer.status_code == status, answer.text

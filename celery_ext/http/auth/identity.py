@@ -30,6 +30,11 @@ class Identity:
         if self.tenants:
             raise _forbidden("this token is restricted to tenants, and this covers all tenants")
 
+    def require_all_queues(self) -> None:
+        """Check access to what covers all queues. Raises a Problem if it is restricted to some."""
+        if self.queues:
+            raise _forbidden("this token is restricted to queues, and this covers all queues")
+
     def sees_queue(self, queue: str) -> bool:
         """Returns whether it may see a queue."""
         return not self.queues or queue in self.queues

@@ -10,7 +10,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from celery_ext.control.counts import ConsumerInfo, Counts, Forecast, forecast_data
-from celery_ext.http.problems import Problem
 from celery_ext.metrics.measuring import shown
 from celery_ext.metrics.queues import work
 
@@ -77,8 +76,7 @@ def list_consumers(call: Call) -> dict[str, Any]:
 def show_metrics(call: Call) -> Response:
     """Metrics for Prometheus."""
     call.identity.require_whole()
-    if call.identity.queues:
-        raise Problem(403, "this token is restricted to queues, and this covers all queues")
+    call.identity.require_all_queues()
     service = call.service
     page = shown(service.meter.registry, service.gauges)
     return Response(page, media_type=CONTENT_TYPE_LATEST)

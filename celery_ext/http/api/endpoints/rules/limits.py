@@ -30,6 +30,7 @@ from celery_ext.tasks.times import from_ms, info_data
 from kombu_delayed.inspection.backlog import NEVER_MS
 from kombu_delayed.inspection.gate_usage import known_as, waiting_count
 from kombu_delayed.inspection.lookup import lookup_by_id
+from kombu_delayed.store.global_limits import GLOBAL
 
 from ... import cursors
 from ...fields import span_of
@@ -164,8 +165,7 @@ def get_limit(call: Call) -> dict[str, Any]:
 )
 def set_limit(call: Call) -> dict[str, Any]:
     """Change the numbers of a limit, for all workers and all waiting tasks."""
-    call.identity.require_whole()
-    queue, name, given = call.queue, call.named("name"), call.body
+    queue, name, given = *_changeable(call), call.body
     call.note("set-limit", f"{queue} {name}")
     length = None if given.length is None else span_of(given.length)
     try:
@@ -188,8 +188,7 @@ def set_limit(call: Call) -> dict[str, Any]:
 @operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset, problems=(404,))
 def reset_limit(call: Call) -> dict[str, Any]:
     """Restore the declared numbers of a limit."""
-    call.identity.require_whole()
-    queue, name = call.queue, call.named("name")
+    queue, name = _changeable(call)
     call.note("reset-limit", f"{queue} {name}")
     try:
         was_set = call.service.delayed.reset_limit(queue, name)
@@ -197,6 +196,15 @@ def reset_limit(call: Call) -> dict[str, Any]:
         raise Problem(422, str(error)[:300]) from None
     call.service.cache.forget()
     return {"reset": was_set}
+
+
+def _changeable(call: Call) -> tuple[str, str]:
+    """The queue and name of a limit. Raises a Problem if the caller may not change it."""
+    call.identity.require_whole()
+    queue, name = call.queue, call.named("name")
+    if name.startswith(GLOBAL):
+        call.identity.require_all_queues()
+    return queue, name
 
 
 def keys_of(
