@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import celery.app.base
@@ -188,8 +189,10 @@ class CeleryBackend(BaseTaskBackend):
         """The record in the message: a task may be delayed for longer than results are kept."""
         with closing(Delayed(self.app)) as delayed, suppress(BrokerError):
             store = delayed.store
-            for queue in {*self.app.amqp.queues, *self.queues}:
-                for info in map(TaskInfo.of, lookup_by_id(store, queue, id)):
+            # Without QUEUES, Django allows any queue.
+            queues = {*self.app.amqp.queues, *self.queues} if self.queues else delayed.queues()
+            for shard in chain.from_iterable(map(store.shards.all, queues)):
+                for info in map(TaskInfo.of, lookup_by_id(store, shard, id)):
                     body = read_body(self.app, info) if info.task == NAME else None
                     if body is not None:
                         return dict(body[0][0])

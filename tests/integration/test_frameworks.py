@@ -320,6 +320,22 @@ def test_a_task_that_is_delayed_for_longer_than_results_are_kept(
     assert tasks.add.get_result(result.id) == result
 
 
+def test_they_are_found_in_any_shard_of_any_queue(
+    tasks: Any, broker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = datetime.now(timezone.utc) + timedelta(days=30)
+    app, reader = (celery_app(f"delayed+{broker.url}", broker) for _ in range(2))
+    app.conf.broker_transport_options["delayed_shards"] = {"spread": 12}
+    current = [backend_of(app)]
+    monkeypatch.setattr(type(tasks.add), "get_backend", lambda task: current[0])
+    with app, reader, broker.client(db=1) as client:
+        task = tasks.add.using(run_after=later, queue_name="spread")
+        results = [task.enqueue(n) for n in range(20)]
+        client.delete(*(f"celery-task-meta-{result.id}:django" for result in results))
+        current[0] = backend_of(reader)
+        assert [task.get_result(result.id) for result in results] == results
+
+
 def test_another_attempt(tasks: Any, shop: Any) -> None:
     result = tasks.attempt.enqueue()
     record = tasks.attempt.get_backend().kept(result.id)
