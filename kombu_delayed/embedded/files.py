@@ -32,6 +32,8 @@ LOG_TAIL_LINES = 10
 FULL_BYTES = 16_384
 # sun_path holds 108 bytes on Linux and 104 on macOS.
 SOCKET_PATH_MAX_BYTES = 100
+#: For the socket if TMPDIR itself is too long.
+SHORT_DIRECTORY = "/tmp"
 
 
 @contextlib.contextmanager
@@ -77,7 +79,10 @@ def socket_path(directory: Path) -> Path:
     if len(os.fsencode(socket)) <= SOCKET_PATH_MAX_BYTES:
         return socket
     digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
-    private = Path(tempfile.gettempdir()) / f"kombu-delayed-{os.geteuid()}-{digest}"
+    name = f"kombu-delayed-{os.geteuid()}-{digest}"
+    private = Path(tempfile.gettempdir()) / name
+    if len(os.fsencode(private / "broker.sock")) > SOCKET_PATH_MAX_BYTES:
+        private = Path(SHORT_DIRECTORY) / name
     make_private(private)
     return private / "broker.sock"
 

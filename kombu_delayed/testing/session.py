@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..embedded import posix
+from ..embedded import files, posix
 from ..embedded import server as embedded
 from ..errors import EmbeddedServerError
 
@@ -52,4 +52,5 @@ def end_left_over() -> None:
 
 def _end(directory: Path) -> None:
     embedded.stop(directory)
-    shutil.rmtree(directory, ignore_errors=True)
+    for each in {directory, files.socket_path(directory).parent}:
+        shutil.rmtree(each, ignore_errors=True)

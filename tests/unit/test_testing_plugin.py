@@ -423,6 +423,20 @@ def test_server_ends_with_the_session(temporary: Path) -> None:
     assert not list(temporary.iterdir())
 
 
+def test_a_temporary_directory_that_is_too_long_for_a_socket(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = temporary / ("long" * 25)
+    longer.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(longer))
+    with session.session_server() as directory:
+        assert directory.parent == longer.resolve()
+        socket = embedded.status(directory).socket
+        assert embedded.status(directory).running
+    assert not list(longer.iterdir())
+    assert not socket.parent.exists()
+
+
 @pytest.mark.parametrize(("lives", "age_seconds"), [(False, 0), (False, 3600), (True, 3600)])
 def test_server_of_a_killed_session_ends_with_the_next(
     lives: bool, age_seconds: int, temporary: Path
