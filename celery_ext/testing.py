@@ -32,6 +32,9 @@ RESULT_SETTINGS = (
     "redis_password",
 )
 
+#: Parts of a broker's URL that would apply to the tests' server.
+BROKER_PARTS = ("broker_host", "broker_port", "broker_user", "broker_password", "broker_vhost")
+
 #: Environment variables that would override the broker of the app's configuration.
 VARIABLES = (
     "CELERY_BROKER_URL",
@@ -103,6 +106,7 @@ def delayed_app(
         "broker_url": url,
         "broker_read_url": url,
         "broker_write_url": url,
+        **dict.fromkeys(BROKER_PARTS),
         "task_always_eager": False,
         "worker_hijack_root_logger": False,  # or pytest's caplog would capture nothing
     }

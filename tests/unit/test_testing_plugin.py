@@ -346,6 +346,33 @@ def test_settings_for_production(project: pytest.Pytester) -> None:
     found.assert_outcomes(passed=3)
 
 
+def test_parts_of_the_broker_s_url_in_settings(project: pytest.Pytester) -> None:
+    found = run(
+        project,
+        """
+        import pytest
+        import shop
+
+        @pytest.fixture(scope="session", params=[
+            {"broker_vhost": "3"},
+            {"broker_host": "x", "broker_port": 1, "broker_user": "u", "broker_password": "p"},
+        ])
+        def delayed_celery_app(request):
+            shop.app.conf.update(request.param)
+            yield shop.app
+            assert shop.app.conf[[*request.param][0]] == [*request.param.values()][0]
+            shop.app.conf.update(dict.fromkeys(request.param))
+
+        def test_it(ran, delayed_worker, delayed_clock):
+            shop.remind.apply_async(("ada",), countdown=60)
+            assert delayed_clock.advance(minutes=1) == 1
+            delayed_clock.wait_until_done()
+            assert ran == ["ada"]
+        """,
+    )
+    found.assert_outcomes(passed=2)
+
+
 def test_app_has_to_be_named(pytester: pytest.Pytester) -> None:
     found = run(pytester, "def test_it(delayed_worker): pass")
     found.assert_outcomes(errors=1)
