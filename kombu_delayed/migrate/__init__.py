@@ -105,7 +105,7 @@ def _checked(migration: Migration, force: bool) -> Migration:
 @contextmanager
 def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
     """A channel on a server, from a URL of either transport."""
-    url = url if url.startswith("delayed+") else f"delayed+{url}"
+    url = ";".join(map(_ours, url.split(";")))  # Kombu splits a list of Sentinels there, too
     with Connection(url, transport_options=transport_options) as connection:
         connection.connect()
         channel = connection.channel()
@@ -114,3 +114,10 @@ def open_channel(url: str, **transport_options: Any) -> Iterator[Channel]:
             if name not in known and not name.startswith(PREFIX):
                 raise unknown(name, known)
         yield channel
+
+
+def _ours(url: str) -> str:
+    """A URL of the stock transport, or a part of one, as this transport has it."""
+    if url.startswith("delayed+") or "://" not in url:
+        return url
+    return f"delayed+{url.removeprefix('redis+')}"  # stock: redis+socket://

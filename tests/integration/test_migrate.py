@@ -26,6 +26,7 @@ from kombu_delayed.migrate import MigrationRefused, Move, ToDelayed, ToStock
 from kombu_delayed.migrate import __main__ as command
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.store import CALL_LIMIT, Entry
+from kombu_delayed.testing.session import session_server
 from tests.kit.backlog import check_backlog
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
@@ -479,6 +480,21 @@ def test_wrong_options_are_explained(server: Server, option: str, value: str, te
     assert result.exit_code != 0
     assert text in result.output
     assert isinstance(result.exception, SystemExit)
+
+
+def test_every_url_of_the_stock_transport() -> None:
+    with session_server() as directory:
+        url = f"redis+socket://{directory}/broker.sock?virtual_host=2"
+        with Connection(url) as dying:
+            publish(dying, "later", headers={"id": "a", **in_ms(HOUR_MS)})
+            hold(dying, 1)
+        result = CliRunner().invoke(command.main, ["to-delayed", "--older-than", "0", "--yes", url])
+        assert result.exit_code == 0, result.output
+        with redis.Redis(unix_socket_path=f"{directory}/broker.sock", db=2) as client:
+            assert client.hkeys("{mail}:messages") == [b"a"]
+    away = "sentinel://127.0.0.1:1;sentinel://127.0.0.1:2"
+    result = CliRunner().invoke(command.main, ["to-stock", away, "--option", "master_name=m"])
+    assert "no Sentinel reports a running master" in result.output
 
 
 def test_a_server_that_is_away_is_an_error() -> None:
