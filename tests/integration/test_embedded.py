@@ -239,6 +239,20 @@ def test_sender_starts_a_killed_server_again(
         assert [queue.get(timeout=30).payload for _ in range(2)] == ["a", "b"]
 
 
+def test_sender_that_has_changed_its_directory_starts_the_same_server_again(
+    directory: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(scratch)
+    with kombu.Connection("delayed+embedded://./data") as connection:
+        queue = connection.SimpleQueue("mail", no_ack=True)
+        queue.put("a")
+        kill_server(directory)
+        (scratch / "elsewhere").mkdir()
+        monkeypatch.chdir(scratch / "elsewhere")
+        queue.put("b")
+        assert [queue.get(timeout=30).payload for _ in range(2)] == ["a", "b"]
+
+
 def test_server_that_loads_for_long_is_not_waited_for(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

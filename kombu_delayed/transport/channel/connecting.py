@@ -180,7 +180,9 @@ class ConnectingChannel(stock.Channel):
             self._process_credential_provider(where.credential_provider, parameters)
         connection_class: Any
         if where.scheme == "embedded":
-            parameters |= {"directory": where.path, "path": str(embedded.ensure(where.path))}
+            # The program may change its working directory.
+            directory = os.path.abspath(os.path.expanduser(where.path))
+            parameters |= {"directory": directory, "path": str(embedded.ensure(directory))}
             connection_class = embedded.EmbeddedConnection
         elif where.scheme == "socket":
             parameters["path"] = where.path
