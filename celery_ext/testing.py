@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,8 @@ def _disconnect(app: Celery) -> None:
     """Drop connections to another broker or its results, or to this one before it was emptied."""
     from kombu import pools
 
+    if broker := sys.modules.get("celery_ext.app.broker"):
+        broker.own_broker(app).close()
     app._backend_cache = None
     with suppress(AttributeError):
         del app._local.backend

@@ -373,6 +373,39 @@ def test_parts_of_the_broker_s_url_in_settings(project: pytest.Pytester) -> None
     found.assert_outcomes(passed=2)
 
 
+def test_answers_that_this_process_has_given_elsewhere(project: pytest.Pytester) -> None:
+    found = run(
+        project,
+        """
+        import pytest
+        import shop
+        from kombu.exceptions import OperationalError
+
+        from celery_ext import expect, respond
+
+        shop.app.conf.update(
+            broker_url="delayed+redis://127.0.0.1:1/0",
+            task_publish_retry_policy={"max_retries": 0},
+            delayed_expectations={},
+        )
+
+        def test_elsewhere():
+            with pytest.raises(OperationalError):
+                respond(shop.app, "order-7")
+
+        def test_here(delayed_app, delayed_broker):
+            expect("order-7", app=shop.app)
+            assert respond(shop.app, "order-7") == "accepted"
+            assert delayed_broker.left() == {"celery": 1}
+
+        def test_elsewhere_again():
+            with pytest.raises(OperationalError):
+                respond(shop.app, "order-7")
+        """,
+    )
+    found.assert_outcomes(passed=3)
+
+
 def test_app_has_to_be_named(pytester: pytest.Pytester) -> None:
     found = run(pytester, "def test_it(delayed_worker): pass")
     found.assert_outcomes(errors=1)
