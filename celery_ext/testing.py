@@ -131,6 +131,7 @@ def _disconnect(app: Celery) -> None:
 
     if broker := sys.modules.get("celery_ext.app.broker"):
         broker.own_broker(app).close()
+    _forget_results(app)
     app._backend_cache = None
     with suppress(AttributeError):
         del app._local.backend
@@ -146,6 +147,15 @@ def _disconnect(app: Celery) -> None:
             if getattr(each, "connections", each) is pool:
                 group.pop(key)
     pool.force_close_all()
+
+
+def _forget_results(app: Celery) -> None:
+    """Let no result that a test leaves behind look for the server once that has ended."""
+    backend = app._backend_cache or getattr(app._local, "backend", None)
+    consumer: Any = getattr(backend, "result_consumer", None)
+    if getattr(consumer, "_pubsub", None) is not None:
+        consumer.stop()
+        consumer._pubsub = None
 
 
 @pytest.fixture

@@ -406,6 +406,34 @@ def test_answers_that_this_process_has_given_elsewhere(project: pytest.Pytester)
     found.assert_outcomes(passed=3)
 
 
+def test_results_that_outlive_the_server(project: pytest.Pytester) -> None:
+    found = run(
+        project,
+        """
+        import atexit
+        import shop
+        from celery.backends.redis import ResultConsumer
+
+        shop.app.conf.result_backend = "redis://127.0.0.1:1/0"
+        kept = []
+
+        @atexit.register
+        def forget():
+            ResultConsumer._reconnect_pubsub = lambda self: print("it connects again")
+            kept.clear()
+            print("they are gone")
+
+        def test_it(delayed_app):
+            kept.append(shop.remind.apply_async(("ada",), countdown=60))
+        """,
+        "-W",
+        "ignore",
+    )
+    found.assert_outcomes(passed=1)
+    found.stdout.fnmatch_lines(["they are gone"])
+    found.stdout.no_fnmatch_line("it connects again")
+
+
 def test_app_has_to_be_named(pytester: pytest.Pytester) -> None:
     found = run(pytester, "def test_it(delayed_worker): pass")
     found.assert_outcomes(errors=1)
