@@ -8,16 +8,18 @@ import os
 import re
 import socket as socketlib
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, RedisError, ResponseError
 from redis.retry import Retry
 
+from ..connection.forks import in_children
 from ..errors import EmbeddedServerError
 from . import files, posix
 from .binary import SERVER_VARIABLE
@@ -76,8 +78,7 @@ def launch(binary: Path, directory: Path, socket: Path) -> None:
     _refuse_older(binary, directory)
     for stale in (socket, directory / "server.pid", directory / "alive"):
         stale.unlink(missing_ok=True)
-    with open(directory / "alive", "w") as alive, open(directory / "server.log", "ab") as log:
-        posix.lock(alive.fileno())
+    with _locked_for_server(directory) as alive, open(directory / "server.log", "ab") as log:
         subprocess.run(
             [binary, *_arguments(directory, socket)],
             stdin=subprocess.DEVNULL,
@@ -92,6 +93,31 @@ def launch(binary: Path, directory: Path, socket: Path) -> None:
             timeout=files.WAIT_SECONDS,
             check=False,
         )
+
+
+#: The files that servers which are starting keep locked, and the threads that start them.
+_starting: dict[IO[str], int] = {}
+
+
+@contextlib.contextmanager
+def _locked_for_server(directory: Path) -> Iterator[IO[str]]:
+    with open(directory / "alive", "w") as alive:
+        _starting[alive] = threading.get_ident()
+        try:
+            posix.lock(alive.fileno())
+            yield alive
+        finally:
+            del _starting[alive]
+
+
+def _leave_to_servers() -> None:
+    """A child that is forked while another thread starts a server must not keep its lock."""
+    for alive, thread in _starting.items():
+        if thread != threading.get_ident():  # else with gevent: the child becomes the server
+            alive.close()
+
+
+in_children(_leave_to_servers)
 
 
 def _arguments(directory: Path, socket: Path) -> list[str]:

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -52,6 +53,12 @@ case "$("{server}" --version)" in
     *) set -- "$@" --loading-process-events-interval-bytes 1024 ;;
 esac
 exec "{server}" "$@" --key-load-delay 50
+"""
+STARTS_WHEN_TOLD = """#!/bin/sh
+here=$(dirname "$0")
+touch "$here/begun"
+until [ -e "$here/go" ]; do sleep 0.02; done
+exec "{server}" "$@"
 """
 FILL = "for i = 1, ARGV[1] do redis.call('SET', 'key' .. i, 'value') end"
 # Writes fail beyond 32 KiB instead of killing the server: a disk that is full.
@@ -281,6 +288,28 @@ def test_server_that_cannot_start_is_started_seldom(
             with pytest.raises(redis.ConnectionError, match="Nothing listens"):
                 client.ping()
     assert (directory / "server.log").read_text().count("started ") == 1
+
+
+def test_child_that_is_forked_while_a_server_starts_does_not_keep_its_lock(
+    directory: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(binary_module.SERVER_VARIABLE, wrapper(scratch, STARTS_WHEN_TOLD))
+    starter = threading.Thread(target=embedded.ensure, args=(directory,))
+    starter.start()
+    wait_until((scratch / "begun").exists, "the server has begun to start")
+    child = os.fork()
+    if not child:
+        time.sleep(600)
+        os._exit(0)
+    try:
+        (scratch / "go").touch()
+        starter.join()
+        kill_server(directory)
+        assert not files.held(directory)
+        embedded.ensure(directory)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_process_that_got_the_pid_of_a_dead_server_is_not_harmed(directory: Path) -> None:
