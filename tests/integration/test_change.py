@@ -94,6 +94,7 @@ def test_priority_and_time(app: Celery, delayed: Delayed) -> None:
         ({"priority": "high"}, "'high'"),
         ({"args": "abc"}, "'abc'"),
         ({"kwargs": []}, "dict of arguments"),
+        ({"headers": ["tenant"]}, "dict of headers"),
     ],
 )
 def test_wrong_changes(delayed: Delayed, to: Any, match: str) -> None:

@@ -55,6 +55,8 @@ class Change:
             raise QueryError(f"args takes a list of arguments, not {self.args!r}"[:200])
         if not isinstance(self.kwargs, (Mapping, type(None))):
             raise QueryError(f"kwargs takes a dict of arguments, not {self.kwargs!r}"[:200])
+        if not isinstance(self.headers, (Mapping, type(None))):
+            raise QueryError(f"headers takes a dict of headers, not {self.headers!r}"[:200])
 
     def due_ms(self) -> int | None:
         """The new due time in ms since the epoch, or None to leave it unchanged."""
