@@ -21,8 +21,12 @@ from kombu_delayed.store.ledgers import OPERATIONS, SCHEDULE
 
 Self = TypeVar("Self", bound="BrokerOptions")
 
-#: Suffixes of ledgers of jobs that do not schedule. A job whose name ends so would share a ledger.
-LEDGERS = tuple(f":{each}" for each in OPERATIONS if each != SCHEDULE)
+#: Suffixes of ledgers of jobs that do not schedule, and of the keys of a job. A job whose name ends
+#: so would share a key with another one.
+SUFFIXES = (
+    *(f":{each}" for each in OPERATIONS if each != SCHEDULE),
+    *(":state", ":shards", ":pace"),
+)
 
 #: The ways to treat unknown columns.
 DROP, KWARGS, HEADERS, FAIL = "drop", "kwargs", "headers", "fail"
@@ -35,8 +39,8 @@ def _text(value: str) -> str:
 
 
 def _job_id(value: str) -> str:
-    if value.endswith(LEDGERS):
-        raise ValueError("a name that is no other job's ledger")
+    if value.endswith(SUFFIXES):
+        raise ValueError("a name that is no key of another job")
     return _text(value)
 
 
@@ -255,7 +259,7 @@ class WriteOptions(BrokerOptions):
     operation: str = option(SCHEDULE, one_of(*OPERATIONS), "The operation for each row.")
     job_id: str = option(
         lambda: str(uuid4()),
-        Taken(_job_id, f"a text that is not empty and does not end in {', '.join(LEDGERS)}"),
+        Taken(_job_id, f"a text that is not empty and does not end in {', '.join(SUFFIXES)}"),
         "The name of the job. When it runs again under the same name, it skips rows that it"
         " has already scheduled, rescheduled or restored. Default: a new name for each run,"
         " and for each batch of a stream.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from datetime import date, datetime, timezone
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from celery_ext.spark.options import ReadOptions, WriteOptions, as_texts
 from celery_ext.spark.sink.fitting import check_columns
 from kombu_delayed.errors import OptionError
+from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state
 
 pytestmark = pytest.mark.thorough
 
@@ -143,3 +145,11 @@ STRICT = {"extra_columns": "fail"}
 def test_columns_refused(types: dict[str, str], options: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message.replace("?", "[?]")):
         check_columns(types, WriteOptions.parse({"broker": URL, **options}))
+
+
+@pytest.mark.parametrize("key", [job_state, job_shards, job_pace])
+def test_no_report_of_a_job_has_a_key_of_another_one(key: Callable[[str], str]) -> None:
+    name = key("a").removeprefix(job_report(""))
+    assert key("a") == job_report(name)
+    with pytest.raises(OptionError, match=r"option job_id takes a text .* does not end in"):
+        WriteOptions.parse({"broker": URL, "job_id": name})
