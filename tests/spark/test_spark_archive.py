@@ -190,6 +190,19 @@ def test_an_archive_is_not_overwritten(log: Log, tell: Any, tmp_path: Path) -> N
         log(path=str(tmp_path / "bare"))
 
 
+@pytest.mark.parametrize("name", ["events[1]", "{a,b}", "a*"])
+def test_paths_in_which_spark_finds_nothing(
+    name: str, log: Log, tmp_path: Path, spark: SparkSession
+) -> None:
+    path = str(tmp_path / name)
+    for given in ({"path": path}, {"checkpoint": path}):
+        with pytest.raises(ArchiveError, match="with which Spark would read it as a pattern"):
+            log(**given)
+    with pytest.raises(OptionError, match="with which Spark would read it as a pattern"):
+        compact(spark.range(1), path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_compact_copy(log: Log, tell: Any, tmp_path: Path, spark: SparkSession) -> None:
     tell(3_000)
     log(max_rows_per_trigger=1_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from kombu_delayed.store.ledgers import RESTORE, Job, LedgerStore, dealt_with
 
 from .. import backlog, run_job
 from ..connect import app_of, connected
-from ..events.archive_files import exists
+from ..events.archive_files import exists, pattern_in
 from ..options import ReadOptions, WriteOptions
 from ..sink.backup_rows import COLUMNS, VERSION, check_version
 from ..sink.registry import JobReport
@@ -39,9 +38,6 @@ _PARQUET = {
     "parquet.page.size.row.check.min": "1",
     "parquet.block.size.row.check.min": "1",
 }
-
-#: Characters that Spark reads as a pattern of names.
-_PATTERN = re.compile(r"[\[\]{}*?\\]")
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,8 @@ def backup(spark: SparkSession, path: str, *, overwrite: bool = False, **options
     `ReadOptions`. Raises OptionError, QueryError for a queue that does not exist, BackupError if
     `path` is not empty or has characters of patterns, and Spark's error if the broker fails.
     """
-    if match := _PATTERN.search(path):
-        raise BackupError(f"{path} has {match[0]!r}, with which Spark would read it as a pattern")
+    if fault := pattern_in(path):
+        raise BackupError(fault)
     server = _source(options)
     if not overwrite and exists(spark, path):
         raise BackupError(f"there is something at {path}: give another path, or overwrite it")

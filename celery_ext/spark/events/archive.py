@@ -21,6 +21,7 @@ from .archive_files import (
     by_day,
     events_in,
     exists,
+    pattern_in,
     replacing,
 )
 from .archive_lock import ArchiveLock
@@ -51,8 +52,8 @@ def log_events(
     It continues after the last archived event. It ends when it has written all current events, or
     runs until you stop it with an `interval` such as "30 seconds". The `checkpoint`
     (`path/_checkpoint`) belongs to the archive: if you lose it, use another path. `options` are
-    those of the source. Raises OptionError, and ArchiveError if batches would be overwritten or
-    another job writes the archive.
+    those of the source. Raises OptionError, and ArchiveError if batches would be overwritten,
+    another job writes the archive, or a path has characters of patterns.
     """
     options = {"broker": broker, **options}
     given = EventOptions.parse(options)
@@ -78,11 +79,13 @@ def log_events(
 
 
 def _check(spark: SparkSession, path: str, checkpoint: str) -> None:
-    """Raises ArchiveError for a query without a checkpoint, if there is an archive.
+    """Raises ArchiveError for a pattern, and without a checkpoint if there is an archive.
 
-    It would number its batches from 0. Readers would ignore those in merged ranges, and those of
-    deleted batches, too.
+    A query without a checkpoint would number its batches from 0. Readers would ignore those in
+    merged ranges, and those of deleted batches, too.
     """
+    if fault := pattern_in(path) or pattern_in(checkpoint):
+        raise ArchiveError(fault)
     if exists(spark, f"{path}/date=*"):
         raise ArchiveError(f"{path} has a compact copy of an archive: give another path")
     is_there = exists(spark, f"{path}/batch=*") or exists(spark, f"{path}/{RANGES}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os.path
 import posixpath
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,9 @@ BATCH = "batch={:08d}"
 #: The columns that split files; the date is that of the event, in UTC.
 PARTITIONS = ("date", "queue")
 
+#: Characters that Spark reads as a pattern of names.
+_PATTERN = re.compile(r"[\[\]{}*?\\]")
+
 #: Spark reads a directory of this name as null, but it is a queue of that name.
 _NO_NAME = "__HIVE_DEFAULT_PARTITION__"
 
@@ -43,6 +47,12 @@ def spelled(path: str) -> str:
     if url.scheme in ("", "file"):
         return os.path.realpath(url.path if url.scheme else path)
     return f"{url.scheme}://{url.netloc}{posixpath.normpath(url.path or '/')}".rstrip("/")
+
+
+def pattern_in(path: str) -> str:
+    """Why files that are written to a path are not found there; "" if they are."""
+    match = _PATTERN.search(path)
+    return f"{path} has {match[0]!r}, with which Spark would read it as a pattern" if match else ""
 
 
 def exists(spark: SparkSession, pattern: str) -> bool:

@@ -24,6 +24,7 @@ from .archive_files import (
     Files,
     by_day,
     merged,
+    pattern_in,
     replacing,
     spelled,
 )
@@ -52,8 +53,10 @@ def compact(events: DataFrame, path: str) -> None:
     """Write a copy of events for reading: a directory for each day and queue, few large files.
 
     Replaces the content of `path`. Raises OptionError if `events` are read from there, or from an
-    archive that it is in.
+    archive that it is in, and for characters of patterns.
     """
+    if fault := pattern_in(path):
+        raise OptionError(fault)
     target = f"{spelled(path).rstrip('/')}/"
     for place in {_PARTITION.split(unquote(file))[0] for file in events.inputFiles()}:
         archive = f"{spelled(place)}/"
