@@ -140,6 +140,11 @@ STRICT = {"extra_columns": "fail"}
             {"operation": "reschedule"},
             "reschedule needs a column eta or countdown",
         ),
+        (
+            {"retries": "int", "task": "string", "eta": "timestamp"},
+            {"key_columns": "retries,eta", "extra_columns": "headers"},
+            "column 'retries' would replace the header that Celery has under this name",
+        ),
     ],
 )
 def test_columns_refused(types: dict[str, str], options: dict[str, str], message: str) -> None:

@@ -97,8 +97,9 @@ def check_columns(types: Mapping[str, str], options: WriteOptions) -> None:
                 f"column {name} is of type {type_}: leave it out, or convert it to a string or a "
                 "number of months"
             )
-    taken = CELERY_HEADERS.intersection(extra) if options.extra_columns == HEADERS else ()
-    for name in sorted(taken):
+    # Columns of keys become headers, too.
+    carried = extra_columns([*types], known) if options.extra_columns == HEADERS else ()
+    for name in sorted(CELERY_HEADERS.intersection(carried)):
         raise OptionError(
             f"column {name!r} would replace the header that Celery has under this name: rename it, "
             "or set extra_columns=drop"
