@@ -305,6 +305,14 @@ def test_values_that_python_cannot_hold() -> None:
     found, reasons = made({"day": FAR, "task": ["t"] * 2, "countdown": [1] * 2}, key_columns="day")
     assert len(found) == 1
     assert reasons[0].startswith("a key column has a value that Python cannot hold: ")
+    for zone in ("UTC", None):
+        times = pa.array([1, 10**18], pa.timestamp("us", zone))
+        for extra in ("kwargs", "headers"):
+            found, reasons = made({**columns, "until": times}, extra_columns=extra)
+            assert len(found) == 1
+            assert reasons == [
+                f"column until has a time that Python cannot hold: {10**18} µs after 1970"
+            ]
 
 
 def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:

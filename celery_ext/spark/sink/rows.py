@@ -285,11 +285,15 @@ def _number(name: str, value: Any) -> float:
 def _as_written(column: pyarrow.Array) -> list[Any]:
     """The values of a column for a task. Times without a zone stay without one."""
     values = to_python(column)
-    if pyarrow.types.is_timestamp(column.type) and column.type.tz is None:
-        return [
-            each.replace(tzinfo=None) if isinstance(each, datetime) else each for each in values
-        ]
-    return values
+    if not pyarrow.types.is_timestamp(column.type):
+        return values
+    return [_as_time(each, column.type.tz is None) for each in values]
+
+
+def _as_time(value: datetime | str | None, is_local: bool) -> Any:
+    if isinstance(value, str):
+        return Unreadable(f"a time that Python cannot hold: {value}")
+    return value.replace(tzinfo=None) if value is not None and is_local else value
 
 
 def _eta_ms(eta: Any) -> int:
