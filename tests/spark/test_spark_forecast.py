@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext.spark.reports import forecast as forecasts
 from celery_ext.spark.reports.forecast import workers_needed
+from kombu_delayed.errors import OptionError
 
 pytestmark = pytest.mark.thorough
 
@@ -232,3 +233,17 @@ def test_a_queue_of_the_past_does_not_stop_the_others(known: Any, came: Arrivals
     history = old.union(came(*((hour, 0, 10) for hour in hours)))
     frame = forecasts.forecast(known(), history, NOW, hours=1)
     assert rows(frame, "queue", "error", "coverage") == [("old", None, None), ("q", 0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"hours": 10**9}, "a forecast takes 1 to 840 hours, not 1000000000"),
+        ({"hours": -3}, "a forecast takes 1 to 840 hours, not -3"),
+        ({"confidence": 1}, "confidence is between 0 and 1, not 1"),
+    ],
+)
+def test_numbers_out_of_range(given: dict[str, Any], reason: str) -> None:
+    nothing: Any = None  # it is not read
+    with pytest.raises(OptionError, match=reason):
+        forecasts.forecast_of(nothing, nothing, broker="delayed+redis://localhost:6379/0", **given)

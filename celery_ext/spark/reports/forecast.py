@@ -84,10 +84,7 @@ def forecast(
     given confidence. `method`, `error`, `mean_error` and `coverage` are those of `backtest`, null
     if there is too little history. Raises OptionError.
     """
-    if not 1 <= hours <= LONGEST_HOURS:
-        raise OptionError(f"a forecast takes 1 to {LONGEST_HOURS} hours, not {hours!r}")
-    if not 0 < confidence < 1:
-        raise OptionError(f"confidence is between 0 and 1, not {confidence!r}")
+    _check(hours, confidence)
     past = arrivals.where(F.col("hour") < F.lit(hour_of(now))).persist()
     tested = backtest(past, now, confidence)
     history = hours_of(past, now)
@@ -115,6 +112,13 @@ def forecast(
             *("error", "mean_error", "coverage"),
         )
     )
+
+
+def _check(hours: int, confidence: float) -> None:
+    if not 1 <= hours <= LONGEST_HOURS:
+        raise OptionError(f"a forecast takes 1 to {LONGEST_HOURS} hours, not {hours!r}")
+    if not 0 < confidence < 1:
+        raise OptionError(f"confidence is between 0 and 1, not {confidence!r}")
 
 
 def _ahead(numbers: DataFrame, now: datetime) -> DataFrame:
@@ -191,6 +195,7 @@ def forecast_of(
 
     `options` are those of `celery_ext.spark.backlog`. Raises OptionError.
     """
+    _check(hours, confidence)
     now = now or datetime.now(timezone.utc)
     until = now + timedelta(hours=hours + 1)
     options = {**options, "due_from": now, "due_to": until}
