@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext.spark.events.batches import SCHEMA
 from celery_ext.spark.reports import failures, queries
-from celery_ext.spark.reports.page import ReportError, report
+from celery_ext.spark.reports.page import ReportError, _page_file, report
 from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from kombu_delayed.store.store import Store
 
@@ -123,6 +123,29 @@ def test_the_tables(out: Path, spark: SparkSession) -> None:
 def test_tables_elsewhere(events: DataFrame) -> None:
     with pytest.raises(ReportError, match="is not a directory of this machine: choose a file"):
         report(events, "s3a://bucket/report")
+
+
+def test_where_the_page_is(tmp_path: Path) -> None:
+    for out, page, where in (
+        (f"{tmp_path}/r", None, "r/report.html"),
+        (f"file:{tmp_path}/s", None, "s/report.html"),
+        ("s3a://bucket/report", f"{tmp_path}/new/page.html", "new/page.html"),
+    ):
+        path = _page_file(out, page)
+        assert path == tmp_path / where
+        assert path.parent.is_dir()
+
+
+def test_a_page_that_cannot_be_written(events: DataFrame, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out, page, reason in (
+        (f"{tmp_path}/r[1]", None, "with which Spark would read it as a pattern"),
+        (f"{tmp_path}/r", f"{tmp_path}/file/r.html", "file/r.html: (File exists|Not a directory)"),
+        (f"{tmp_path}/r", f"{tmp_path}", "it is a directory, or protected"),
+    ):
+        with pytest.raises(ReportError, match=reason):
+            report(events, out, page_path=page)
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_nothing_to_report_on(events: DataFrame, tmp_path: Path) -> None:

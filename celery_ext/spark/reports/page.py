@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
@@ -9,6 +10,7 @@ from functools import reduce
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -17,6 +19,7 @@ from pyspark.sql import functions as F
 
 from kombu_delayed.errors import DelayedError
 
+from ..events.archive_files import pattern_in
 from . import plots, queries
 from .failures import by_error
 from .formatting import duration, moment, number, share
@@ -107,10 +110,10 @@ def report(
 
     An earlier report in `out` is replaced. The page is a local file, by default in `out`, which
     must be a local directory then. `failures` are those of `reports.failures`. `progress` is
-    called after each table. Raises ReportError if nothing was delivered, or if a path for the
-    page is needed and missing.
+    called after each table. Raises ReportError if nothing was delivered, if a path for the page is
+    needed and missing, or if a path cannot be used.
     """
-    path = Path(page_path or _in_directory(out))
+    path = _page_file(out, page_path)
     deliveries = queries.deliveries(events).persist()
     try:
         if deliveries.isEmpty():
@@ -127,13 +130,28 @@ def report(
     return str(path)
 
 
+def _page_file(out: str, page_path: str | None) -> Path:
+    """The file of the page, in a directory that is made if it is missing. Raises ReportError."""
+    if fault := pattern_in(out):
+        raise ReportError(fault)
+    path = Path(page_path or _in_directory(out))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"the page cannot be written to {path}: {error.strerror}") from error
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ReportError(f"the page cannot be written to {path}: it is a directory, or protected")
+    return path
+
+
 def _in_directory(out: str) -> Path:
-    if "://" in out:
+    url = urlsplit(out)
+    if url.scheme not in ("", "file"):
         raise ReportError(
             f"the tables go to {out}, which is not a directory of this machine: choose a file for "
             "the page (--page, page_path)"
         )
-    return Path(out, PAGE)
+    return Path(url.path if url.scheme else out, PAGE)
 
 
 def _write(found: dict[str, DataFrame], out: str, progress: Callable[[str], Any]) -> None:
