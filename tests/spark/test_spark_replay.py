@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -196,6 +197,20 @@ def test_spread(spark: SparkSession, saved: DataFrame) -> None:
     assert {row.due_ms for row in spread(saved, at(100)).collect()} == {ms(100)}
     with pytest.raises(OptionError, match="from 0 on, not -1 day"):
         spread(saved, at(100), timedelta(days=-1))
+
+
+def test_spread_from_a_time_without_a_zone(
+    saved: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in UTC, as for dead letters, in any zone of the machine."""
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "America/New_York")
+            time.tzset()
+            rows = spread(saved, at(100).replace(tzinfo=None))
+    finally:
+        time.tzset()
+    assert {row.due_ms for row in rows.collect()} == {ms(100)}
 
 
 def test_dead_letters(spark: SparkSession, store: Store, client: redis.Redis, url: str) -> None:

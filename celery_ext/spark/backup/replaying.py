@@ -130,11 +130,12 @@ def _kept(missed: DataFrame, backup: DataFrame) -> DataFrame:
 def spread(rows: DataFrame, start: datetime, over: timedelta = timedelta(0)) -> DataFrame:
     """The rows of a backup with new due times, spread randomly and evenly over a span from `start`.
 
-    A message gets the same time in each run. Raises OptionError for a negative span.
+    A message gets the same time in each run. A `start` without a time zone is in UTC. Raises
+    OptionError for a negative span.
     """
     if over < timedelta(0):
         raise OptionError(f"messages are spread over a length of time from 0 on, not {over}")
-    due_ms = F.lit(round(start.timestamp() * 1000)).cast("bigint")
+    due_ms = F.lit(eta_to_ms(start)).cast("bigint")
     if span_ms := round(over.total_seconds() * 1000):
         due_ms = due_ms + F.pmod(F.xxhash64(*_MESSAGE), F.lit(span_ms))
     return rows.withColumns({"due_ms": due_ms, "due": F.timestamp_millis(due_ms)})
