@@ -32,7 +32,7 @@ from celery_ext.spark.sink.registry import (
 )
 from celery_ext.spark.sink.write import BacklogWriter, RowsLost
 from kombu_delayed.errors import OptionError, ServerFull
-from kombu_delayed.store.ledgers import Job, LedgerStore
+from kombu_delayed.store.ledgers import CANCEL, Job, LedgerStore
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.claims import full
@@ -255,6 +255,15 @@ def test_forget(store: Store, url: str, client: redis.Redis) -> None:
     assert {str(key)[-7:-1] for key in client.zrange("{q}:ledgers-until", 0, -1)} == {":other"}
     assert not client.exists("{r}:ledgers-until")
     assert len(check_backlog(client, "q")) == 690
+
+
+def test_forget_a_job_without_a_ledger(store: Store, url: str) -> None:
+    """One that cancels: something was kept of it, so this is what the command says."""
+    job = Job("j", "run", 100, CANCEL)
+    registry.begin(store, job, "")
+    registry.end(store, job, JobReport("j"))
+    assert (forget_job("j", broker=url), jobs(broker=url)) == (1, [])
+    assert forget_job("j", broker=url) == 0
 
 
 @pytest.mark.parametrize(

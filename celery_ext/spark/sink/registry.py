@@ -238,7 +238,7 @@ def forget(store: Store, job_id: str, *, force: bool = False) -> int:
     count = sum(drop_ledger(store, queue, name) for queue in queues for name in names)
     store.run("DEL", job_report(job_id, prefix))
     for name in names:
-        for key in (job_state, job_pace, job_shards):
-            store.run("DEL", key(name, prefix))
+        count += sum(store.run("DEL", key(name, prefix)) for key in (job_state, job_shards))
+        store.run("DEL", job_pace(name, prefix))
         store.run("ZREM", jobs(prefix), name)
     return count
