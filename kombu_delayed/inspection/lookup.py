@@ -16,8 +16,11 @@ from ..store.keys import QueueKeys
 from ..store.store import Store
 from .backlog import Backlog, Waiting, reasons, waiting_of
 
-#: How many messages one call looks at.
-PAGE_SIZE = 1_000
+#: How many messages one call looks at, and about how many bytes.
+PAGE_SIZE, PAGE_BYTES = 1_000, 1_000_000
+
+#: How many ready messages the first call reads, which does not know how long they are.
+FIRST_PAGE = 20
 
 Progress = Callable[[int], None]
 
@@ -139,10 +142,12 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
 
 def _pages(store: Store, key: str) -> Iterator[list[bytes]]:
     # From the left, where messages are added: that moves the others on, never past this reader.
-    start = 0
-    while page := store.run("LRANGE", key, start, start + PAGE_SIZE - 1):
+    start, size = 0, min(PAGE_SIZE, FIRST_PAGE)
+    while page := store.run("LRANGE", key, start, start + size - 1):
         yield page
-        start += PAGE_SIZE
+        start += size
+        mean = max(sum(map(len, page)) // len(page), 1)
+        size = max(min(PAGE_SIZE, PAGE_BYTES // mean), 1)
 
 
 def _is(message: bytes, id: str) -> bool:

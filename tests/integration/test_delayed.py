@@ -23,12 +23,12 @@ from celery_ext.app.signals import task_cancelled, task_rescheduled
 from celery_ext.errors import QueryError
 from kombu_delayed.inspection import backlog as backlog_module
 from kombu_delayed.inspection import lookup
-from kombu_delayed.inspection.lookup import lookup_by_reading
+from kombu_delayed.inspection.lookup import held_ids, lookup_by_reading
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.proxy import Proxy
 from tests.kit.servers import Server
-from tests.kit.state import entry
+from tests.kit.state import entry, message
 from tests.kit.tasks_app import Settings, make_app
 
 HOUR = timedelta(hours=1)
@@ -172,6 +172,28 @@ def test_a_reader_of_ready_lists_passes_over_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(store, "run", run)
             assert next(lookup_by_reading(store, "q", str(wanted))).state == "ready"
+
+
+@pytest.mark.parametrize(("length", "rows"), [(5, 200), (1000, 10)])
+def test_large_ready_messages_are_read_a_few_at_a_time(
+    length: int, rows: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server would have to hold all texts of a page in one answer."""
+    monkeypatch.setattr(lookup, "PAGE_BYTES", 10_000)
+    sizes, own = list[int](), store.run
+
+    def run(*command: Any) -> Any:
+        answer = own(*command)
+        if command[0] == "LRANGE":
+            sizes.append(len(answer))
+        return answer
+
+    store.client.lpush("q", *(message("x" * length, headers={"id": f"{n}"}) for n in range(300)))
+    monkeypatch.setattr(store, "run", run)
+    assert {*held_ids(store, "q")} == {f"{n}" for n in range(300)}
+    first, *others = filter(None, sizes)
+    assert first == lookup.FIRST_PAGE
+    assert rows / 2 < max(others) <= rows
 
 
 @pytest.fixture
