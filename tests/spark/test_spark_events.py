@@ -120,6 +120,18 @@ def test_the_events_of_one_millisecond(client: redis.Redis, reader: Make) -> Non
     assert [id for batch in batches for id in batch] == numbered(0, 19)
 
 
+@pytest.mark.parametrize(("length", "at_once"), [(10, 60), (50_000, 20)])
+def test_the_end_of_a_piece_is_looked_for_in_short_calls(
+    length: int, at_once: int, client: redis.Redis, store: Store
+) -> None:
+    """An entry of a job has up to 250 events. Hundreds of them would hold up the server."""
+    for n in range(60):
+        client.xadd("{q}:events", told(f"m{n}", reason="x" * length), id=f"{n + 1}-0")
+    assert positions._step(store, "q", "0-0", "60-0", 500)[:2] == (at_once, f"{at_once}-0")
+    found, end, lost = positions.pieces(store, "q", Position(), Position("60-0"), 1000, 1000)
+    assert ([piece.count for piece in found], end.id, lost) == ([60], "60-0", 0)
+
+
 @needs_counts
 def test_available_now_stops_at_what_there_was(tell: Tell, reader: Make) -> None:
     tell(30)
