@@ -114,10 +114,14 @@ def test_lost_rows_are_seen_although_an_attempt_failed(url: str, client: redis.R
     assert (only(url).accepted, only(url).already) == (5, 0)
 
 
-def test_a_full_server_is_emptied_by_a_job(store: Store, url: str, client: redis.Redis) -> None:
+@pytest.mark.parametrize("rate", [0, 1000])
+def test_a_full_server_is_emptied_by_a_job(
+    rate: int, store: Store, url: str, client: redis.Redis
+) -> None:
     store.schedule("celery", [entry(id, 4_000_000_000_000) for id in "ab"])
     options = {"broker": url, "job_id": "j", "operation": "cancel", "queue": "celery"}
-    writer = BacklogWriter(WriteOptions.parse(options), StructType().add("id", "string"))
+    given = WriteOptions.parse({**options, "max_rows_per_second": rate})
+    writer = BacklogWriter(given, StructType().add("id", "string"))
     with full(client):
         writer.begin()
         written = writer.write(iter([pyarrow.RecordBatch.from_pydict({"id": ["a", "b", "c"]})]))

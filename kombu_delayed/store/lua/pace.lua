@@ -10,5 +10,6 @@ local until_ms = tonumber(redis.call('GET', pace)) or now_ms
 if until_ms < now_ms or until_ms > now_ms + 600000 then until_ms = now_ms end
 until_ms = until_ms + rows * 1000 / per_second
 local wait_ms = math.ceil(until_ms - now_ms)
+redis.call('DEL', pace)  -- a full server accepts writes only after a script has freed memory
 redis.call('SET', pace, string.format('%.3f', until_ms), 'PX', wait_ms + 60000)
 return wait_ms
