@@ -33,6 +33,7 @@ from celery_ext.spark.events.archive_files import Files, spelled
 from celery_ext.spark.events.archive_lock import COMPACTING, ArchiveLock, CompactionLock
 from celery_ext.spark.events.stream import EventOptions
 from kombu_delayed.errors import OptionError
+from tests.kit.claims import full
 from tests.kit.spark import Run
 from tests.kit.told import told
 
@@ -160,6 +161,18 @@ def test_one_job_at_a_time(
     other.free()
     assert log() == 10
     assert client.keys("kombu-delayed-archive:*") == []
+
+
+def test_a_full_server_can_be_archived(url: str, client: redis.Redis) -> None:
+    """Its workers go on, and events that nobody archives are trimmed."""
+    with full(client):
+        lock = ArchiveLock(EventOptions.parse({"broker": url}), "a")
+        [key] = client.keys("kombu-delayed-archive:*")
+        client.pexpire(key, 1000)
+        assert lock._said(15) == ""
+        assert client.pttl(key) > 1000
+        lock.free()
+    assert not client.exists(key)
 
 
 def test_a_job_that_has_lost_its_lock_stops(

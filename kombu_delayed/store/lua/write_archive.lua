@@ -5,5 +5,6 @@
 -- returns the name of another job that writes it, or the empty string; O(1)
 local other = redis.call('GET', writer)
 if other and other ~= name then return other end
-if ms > 0 then redis.call('SET', writer, name, 'PX', ms) else redis.call('DEL', writer) end
+redis.call('DEL', writer)  -- a full server accepts writes only after a script has freed memory
+if ms > 0 then redis.call('SET', writer, name, 'PX', ms) end
 return ''
