@@ -164,7 +164,7 @@ def test_one_job_at_a_time(
 
 
 def test_a_full_server_can_be_archived(url: str, client: redis.Redis) -> None:
-    """Its workers go on, and events that nobody archives are trimmed."""
+    """Its workers continue, and events that nobody archives are trimmed."""
     with full(client):
         lock = ArchiveLock(EventOptions.parse({"broker": url}), "a")
         [key] = client.keys("kombu-delayed-archive:*")

@@ -29,8 +29,10 @@ from .group import (
     "--interval", help=('Run continuously, such as "30 seconds". Default: once, to the end.')
 )
 @click.option("--starting-offsets", help="earliest (default) or latest, for a new archive.")
-@click.option("--max-rows-per-trigger", help="Events per batch.")
-@click.option("--rows-per-task", help="Events that each task of Spark reads.")
+@click.option(
+    "--max-rows-per-trigger", help="Entries per batch. One of a Spark job has up to 250 events."
+)
+@click.option("--rows-per-task", help="Entries that each task of Spark reads.")
 @click.option(
     "--skip-lost", is_flag=True, help="Continue if events were trimmed before they were read."
 )

@@ -83,7 +83,7 @@ class EventOptions(BrokerOptions):
     rows_per_task: int = option(
         50_000,
         whole_number(1, 10_000_000),
-        "How many events one task of Spark reads.",
+        "How many entries one task of Spark reads.",
     )
     fail_on_data_loss: str = option(
         "true",
