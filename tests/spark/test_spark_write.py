@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import redis
@@ -21,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from celery_ext.spark import backlog, cancel, job_report, jobs, reschedule, schedule
+from celery_ext.spark.sink import hadoop_rejects
 from kombu_delayed.errors import OptionError
 from tests.kit.backlog import check_backlog
 from tests.kit.ledger import Ledger
@@ -218,6 +220,18 @@ def test_rejects_to_where_only_spark_can_write(
     writer = numbered(spark, 1).write.format("kombu_delayed").mode("append").option("broker", url)
     with pytest.raises(AnalysisException, match="is written by Spark itself: call schedule"):
         writer.option("rejects", where).save()
+
+
+def test_rejects_of_columns_with_any_name(
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = numbered(spark, 3, **{"a`b.c": F.lit(1)})
+    given = {"broker": url, "rejects": f"file://{tmp_path}/rejects", "extra_columns": "kwargs"}
+    assert counts(schedule(frame, **given)) == (3, 0, 0)
+    monkeypatch.setattr(hadoop_rejects, "_mapped", Mock(side_effect=ValueError("no such plan")))
+    with pytest.raises(ValueError, match="no such plan"):
+        schedule(frame, **given)
+    assert [job.state for job in jobs(broker=url)] == ["failed", "ended"]
 
 
 def test_more_rejects_than_allowed(spark: SparkSession, url: str, client: redis.Redis) -> None:

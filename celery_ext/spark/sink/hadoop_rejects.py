@@ -42,6 +42,17 @@ def write_rejecting(df: DataFrame, options: WriteOptions) -> None:
     with TemporaryDirectory() as unused:
         writer = BacklogWriter(replace(options, rejects=unused), df.schema)
     writer.begin()
+    try:
+        written = _process(df, writer, options.rejects)
+        writer.options = replace(options, rejects="")
+        writer.commit([*written])
+    except BaseException:
+        writer.options = replace(options, rejects="")
+        writer.abort([])
+        raise
+
+
+def _process(df: DataFrame, writer: BacklogWriter, rejects: str) -> list[Written]:
     # Kept, as writing them must not run the tasks for a second time.
     done = _mapped(df, _Refusing(writer)).persist()
     try:
@@ -49,13 +60,8 @@ def write_rejecting(df: DataFrame, options: WriteOptions) -> None:
         written = [Written(**json.loads(row.written)) for row in rows]
         if any(each.refused for each in written):
             lines = done.where(F.col("line").isNotNull()).select("line")
-            lines.write.mode("append").text(options.rejects)
-        writer.options = replace(options, rejects="")
-        writer.commit([*written])
-    except BaseException:
-        writer.options = replace(options, rejects="")
-        writer.abort([])
-        raise
+            lines.write.mode("append").text(rejects)
+        return written
     finally:
         done.unpersist()
 
@@ -68,7 +74,8 @@ def _mapped(df: DataFrame, function: _Refusing) -> DataFrame:
 
     kind = PythonEvalType.SQL_MAP_ARROW_ITER_UDF
     udf = UserDefinedFunction(function, returnType=_SCHEMA, evalType=kind)
-    column: Any = udf(*(df[f"`{name}`"] for name in df.columns))
+    names = (name.replace("`", "``") for name in df.columns)
+    column: Any = udf(*(df[f"`{name}`"] for name in names))
     made: Any = df
     return ClassicDataFrame(made._jdf.mapInArrow(column._jc, False, None), made.sparkSession)
 
