@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES, Declared, Delay
-from kombu_delayed.store.policies.declared import PAUSED, UNDECLARED
+from kombu_delayed.store.policies.declared import PAUSED, is_undeclared
 
 from .apps import OPTION, Apps
 from .limits.gated import Gated
@@ -137,7 +137,7 @@ class Followed(NamedTuple):
             raise
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise PolicyError(f"what is declared for it cannot be read: {error}") from error
-        held = own if found.get(UNDECLARED) else DeclaredPolicies(declared)
+        held = own if is_undeclared(found) else DeclaredPolicies(declared)
         return cls(text, held, tasks, paused)
 
 

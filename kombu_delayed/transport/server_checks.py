@@ -17,7 +17,6 @@ from ..connection.native import get_logger
 from ..connection.options import Options
 from ..errors import AccessDenied, ReplicaError, ServerError, UrlError, translate
 from ..store.calls.caller import DEFAULT_PARTITION_SIZE
-from ..store.keys import format_version
 
 logger = get_logger(__name__)
 
@@ -39,19 +38,12 @@ OTHERS = (
     *("ZREVRANGEBYSCORE", "ZSCAN", "ZSCORE"),
 )
 
-#: With this scripts wake consumers of a Cluster, over channels that are named like keys.
-WAKES = "PUBLISH"
-
 #: Returns which commands the user may not use with a key. Redis before version 7 cannot say so.
-_ASK_RIGHTS = f"""
-local denied = {{}}
-for i = 3, redis.acl_check_cmd and #ARGV or 0 do
+_ASK_RIGHTS = """
+local denied = {}
+for i = 2, redis.acl_check_cmd and #ARGV or 0 do
   local command, key = ARGV[i], ARGV[1]
   if not redis.acl_check_cmd(command, key, key, key) then denied[#denied + 1] = command end
-end
-local may = #ARGV > 2 and redis.acl_check_cmd
-if may and not may('SPUBLISH', ARGV[2], '') and not may('PUBLISH', ARGV[2], '') then
-  denied[#denied + 1] = '{WAKES}'
 end
 return denied
 """
@@ -106,7 +98,7 @@ def inspect(client: Redis, format_key: str = "") -> Server:
         mode=mode,
         format=next((each for each in answers[10:] if isinstance(each, bytes)), None),
         without_scripts=_why_without_scripts(answers[9], answers[4]),  # of EVALSHA and of EVAL
-        denied=_denied(answers[4], mode),
+        denied=_denied(answers[4]),
     )
 
 
@@ -117,8 +109,7 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
         pipeline.execute_command("INFO", "replication")
         pipeline.execute_command("INFO", "persistence")
         commands = (*REMOVES, *OTHERS) if format_key else ()
-        channel = f"{format_key.removesuffix(format_version())}{{queue}}:wake>consumer"
-        pipeline.execute_command("EVAL", _ASK_RIGHTS, 0, format_key, channel, *commands)
+        pipeline.execute_command("EVAL", _ASK_RIGHTS, 0, format_key, *commands)
         pipeline.config_get("*-max-*")
         pipeline.config_get("save")
         pipeline.execute_command("TIME")
@@ -133,11 +124,9 @@ def _ask(client: Redis, format_key: str) -> list[Any]:
     return answers
 
 
-def _denied(answer: Any, mode: str) -> tuple[str, ...]:
+def _denied(answer: Any) -> tuple[str, ...]:
     found = {each.decode() for each in answer} if isinstance(answer, list) else set[str]()
-    if found.issuperset(REMOVES):
-        return ()
-    return tuple(sorted(found if mode == "cluster" else found - {WAKES}))
+    return () if found.issuperset(REMOVES) else tuple(sorted(found))
 
 
 def _why_without_scripts(*answers: Any) -> ServerError | None:
@@ -197,12 +186,6 @@ def refuse(server: Server, mode: str = "", unsafe_server: bool = False) -> None:
         raise ServerError(
             "the user of the broker URL may not run Lua scripts; allow it with "
             "ACL SETUSER <user> +@scripting"
-        )
-    if server.denied == (WAKES,):
-        raise AccessDenied(
-            "the user of the broker URL may not publish in the channels that wake consumers, so "
-            "scripts would fail after they have stored a message: allow it with ACL SETUSER <user> "
-            "+@pubsub &*, or with a global_keyprefix &<prefix>{*"
         )
     if server.denied:
         raise AccessDenied(

@@ -55,21 +55,30 @@ def test_the_rest_goes_on(pool: str, bench: Bench) -> None:
         assert bench.backlog() == {"later"}
 
 
-@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("then", ["", "resume", "drop"])
 def test_a_queue_in_which_nothing_is_declared_keeps_the_policies_of_its_program(
-    open_app: OpenApp, resumes: bool
+    open_app: OpenApp, then: str
 ) -> None:
     app = open_app(Limit(concurrency=1))
     app.conf.task_queues = [Queue("celery", expires=3600)]
     for id in ("first", "second"):
         app.send_task("record", task_id=id)
     app.delayed.pause("celery", task="other")
-    if resumes:
+    if then == "resume":
         assert app.delayed.resume("celery", task="other")
+    if then == "drop":
+        assert not app.delayed.policies.drop("celery")
     with app.connection_for_read() as connection:
         channel = connection.default_channel
         assert channel.basic_get("celery").headers["id"] == "first"
         assert channel.basic_get("celery") is None
+
+
+def test_policies_hold_beside_the_mark_that_a_worker_of_an_earlier_version_leaves() -> None:
+    text = '{"paused":[],"queue":[{"Limit":{"concurrency":1}}],"undeclared":true}'
+    rules = Rules({})
+    rules.follow("celery", text)
+    assert rules.gate("celery") is not None
 
 
 def test_a_worker_declares_policies_beside_the_pauses_of_parts() -> None:

@@ -15,7 +15,13 @@ from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.policy.decisions import Rules, rules_to_follow
 from kombu_delayed.errors import OptionError
-from kombu_delayed.store.policies.declared import UNDECLARED, PolicyRecord, as_text, parsed
+from kombu_delayed.store.policies.declared import (
+    UNDECLARED,
+    PolicyRecord,
+    as_text,
+    is_undeclared,
+    parsed,
+)
 
 from ...app.queues import Queues
 from ...tasks.times import from_ms
@@ -183,8 +189,9 @@ def _only(own: str, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def _paused(found: dict[str, Any]) -> dict[str, Any]:
-    """Only the pauses of a queue's parts."""
-    return {name: found[name] for name in found if name == "paused"}
+    """Only the pauses of a queue's parts, and that nothing else was declared."""
+    kept = ("paused", UNDECLARED) if is_undeclared(found) else ("paused",)
+    return {name: found[name] for name in found if name in kept}
 
 
 def rules_for(queues: Queues, queue: str) -> OwnRules | None:

@@ -17,8 +17,7 @@ _OFFERED = "offered:"
 #: Prefix of the reason for which a message waits while its task or tenant is paused.
 PAUSED = "paused:"
 
-
-#: A member of a declaration that has only pauses: each program uses its own policies.
+#: A member of a declaration that has only pauses: see `is_undeclared`.
 UNDECLARED = "undeclared"
 
 
@@ -37,6 +36,14 @@ class PolicyRecord(NamedTuple):
     def is_offered(self) -> bool:
         """Whether a producer declared it for lack of a declaration: consumers take precedence."""
         return self.version.startswith(_OFFERED)
+
+
+def is_undeclared(declaration: Mapping[str, Any]) -> bool:
+    """Whether nothing but pauses is declared, so that each program uses its own policies.
+
+    Workers of earlier versions leave the mark where they declare policies.
+    """
+    return UNDECLARED in declaration and declaration.keys() <= {"paused", UNDECLARED}
 
 
 class PolicyRecords:

@@ -4,9 +4,10 @@
 local function tell_waiting(token, at_ms)
   local waiting = redis.call('ZRANGEBYSCORE', wake, 1e16, '+inf', 'LIMIT', 0, 1)[1]
   while waiting do
-    redis.call('ZREM', wake, waiting)
     local heard = redis.pcall('SPUBLISH', wake .. waiting, at_ms)
-    if type(heard) == 'table' then heard = redis.call('PUBLISH', wake .. waiting, at_ms) end
+    if type(heard) == 'table' then heard = redis.pcall('PUBLISH', wake .. waiting, at_ms) end
+    if type(heard) == 'table' then return end  -- this user may use no channels: a consumer finds the token when it polls
+    redis.call('ZREM', wake, waiting)
     if heard > 0 then
       redis.call('ZREM', wake, token)
       return
