@@ -150,7 +150,8 @@ def despite_nodes_down(
 
 def own_queues(app: Celery) -> list[str]:
     """The queues of an app, except those of fanout exchanges, where no message waits."""
-    return [n for n, each in app.amqp.queues.items() if each.exchange.type != "fanout"]
+    queues = list(app.amqp.queues.items())  # other threads may add some
+    return [name for name, each in queues if each.exchange.type != "fanout"]
 
 
 def routed_queue(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -140,7 +141,7 @@ def _row(app: Celery, row: Any) -> PeriodicTask:
         row.name,
         row.task,
         _words(when),
-        row.queue or routed_queue(app, row.task),
+        row.queue or routed_queue(app, row.task, *_arguments(row)),
         str(row.args),
         str(row.kwargs),
         is_enabled,
@@ -148,6 +149,10 @@ def _row(app: Celery, row: Any) -> PeriodicTask:
         following,
         row.total_run_count,
     )
+
+
+def _arguments(row: Any) -> tuple[Any, Any]:
+    return json.loads(row.args or "[]"), json.loads(row.kwargs or "{}")
 
 
 def _aware(at: datetime | None) -> datetime | None:

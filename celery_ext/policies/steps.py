@@ -44,10 +44,11 @@ class Policies(bootsteps.Step):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         apply(parent.app)
-        limits = {"time_limit": parent.time_limit, "soft_time_limit": parent.soft_time_limit}
-        timeout.worker_limits.update(limits)
         pool = str(getattr(parent.pool_cls, "__module__", ""))
-        if pool in CANNOT_END and _has_timeout(parent.app):
+        if pool not in CANNOT_END:
+            timeout.worker_limits["time_limit"] = parent.time_limit
+            timeout.worker_limits["soft_time_limit"] = parent.soft_time_limit
+        elif _has_timeout(parent.app):
             logger.warning(
                 "Timeout policies only apply to tasks that have not started: the pool %s cannot "
                 "end a running task. A prefork pool can",

@@ -10,7 +10,8 @@ from .calls.caller import Caller, without_errors
 from .calls.scripts import Call
 from .global_limits import Lack
 
-#: How large the answers are that a consumer asks for at once. A larger message comes alone.
+#: How many bytes the answers have about that a consumer asks for at once. Each queue hands out one
+#: message in any case.
 ANSWER_BYTES = 2**20
 
 

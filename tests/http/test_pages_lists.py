@@ -264,6 +264,16 @@ def test_periodic_tasks_of_a_database(app: Celery, database: Callable[..., None]
     assert found["broken"].problem == "it has no schedule"
 
 
+def test_a_route_sees_the_arguments_of_an_entry_of_a_database(
+    app: Celery, database: Callable[..., None]
+) -> None:
+    app.conf.task_routes = (lambda name, args, kwargs, *_, **__: f"{args[0]}-{kwargs['region']}",)
+    minutely = schedule(60, app=app)
+    database(entry("a", schedule=minutely, args='["pay"]', kwargs='{"region": "eu"}'))
+    [found] = periodic_tasks(app)
+    assert (found.queue, found.problem) == ("pay-eu", "")
+
+
 def test_the_connections_of_the_caller_stay_open(
     visitor: Visitor, app: Celery, database: Callable[..., None], closed: list[str]
 ) -> None:

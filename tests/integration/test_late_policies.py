@@ -144,9 +144,23 @@ def test_the_rest_of_the_time_is_the_limit(open_app: OpenApp) -> None:
     assert (round(hard / 100), soft) == (36, 5)
 
 
+def start_pool(app: Celery, pool: Any, **limits: float) -> None:
+    Policies(SimpleNamespace(app=app, pool_cls=pool, **{**dict.fromkeys(LIMITS), **limits}))
+
+
+LIMITS = "time_limit", "soft_time_limit"
+THREADS = SimpleNamespace(__module__="celery.concurrency.thread")
+
+
+@pytest.fixture(autouse=True)
+def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeout, "worker_limits", {})
+
+
 def test_a_shorter_limit_of_the_task_stays(open_app: OpenApp) -> None:
     """Its sender may not know the task, and then the message has no limits."""
     app = open_app(Timeout("1h", soft="1m"))
+    start_pool(app, None)
 
     @app.task(name="limited", shared=False, time_limit=7, soft_time_limit=5)
     def limited() -> None: ...
@@ -157,14 +171,16 @@ def test_a_shorter_limit_of_the_task_stays(open_app: OpenApp) -> None:
     assert limits_of(take(app)) == [9, 5]
 
 
+@pytest.mark.parametrize(("pool", "limits"), [(None, [7, 5]), (THREADS, [3600, None])])
 def test_a_shorter_limit_of_the_worker_stays(
-    open_app: OpenApp, monkeypatch: pytest.MonkeyPatch
+    pool: Any, limits: list[float | None], open_app: OpenApp
 ) -> None:
-    monkeypatch.setattr(timeout, "worker_limits", {})
+    """With threads it would not end the task, but its unique key."""
     app = open_app(Timeout("1h"))
-    Policies(SimpleNamespace(app=app, pool_cls=None, time_limit=7, soft_time_limit=5))
+    start_pool(app, pool, time_limit=7, soft_time_limit=5)
     app.send_task("record")
-    assert limits_of(take(app)) == [7, 5]
+    hard, soft = limits_of(take(app))
+    assert [round(hard), soft] == limits
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "eventlet", "threads", "solo"])

@@ -435,3 +435,13 @@ def test_large_ones_without_tickets_do_not_hold_up_those_who_have_turns(store: S
     claim(store, want=0, gate=NO_LIMITS)
     store.publish("q", [Entry(f"{n}", 0, message(f"{n}", more="x" * 200_000)) for n in range(20)])
     assert taken(store, want=20, gate=NO_LIMITS)[-2:] == "ab"
+
+
+def test_a_small_answer_still_brings_the_others_to_the_gate(
+    store: Store, client: redis.Redis
+) -> None:
+    """Otherwise a tenant would wait behind the flood of another for longer."""
+    store.publish("q", [entry(f"{n}") for n in range(50)])
+    answer = deliver(store, want=1, gate=GATE, most_bytes=1)
+    assert len(answer.records) == 1
+    assert client.llen("q") == 0

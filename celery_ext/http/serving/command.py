@@ -101,8 +101,9 @@ def run(
         raise click.UsageError("--keyfile needs --certfile, the certificate of that key")
     needs_token = not is_local if needs_token is None else needs_token
     show_logs(log_format, requests=access_log)
-    hosts = (*LOOPBACK_HOSTS, host, *names) if is_local or names else ()
-    api = Api(app, needs_token=needs_token, jobs_only=jobs_only, hosts=hosts)
+    hosts = (*LOOPBACK_HOSTS, *([host] if is_loopback(host) else []), *names)
+    allowed = hosts if is_local or names else ()
+    api = Api(app, needs_token=needs_token, jobs_only=jobs_only, hosts=allowed)
     api.service.check_broker()
     more: dict[str, Any] = {"log_config": None} if log_format == "json" else {}
     more |= {"ssl_certfile": certfile, "ssl_keyfile": keyfile, "root_path": root_path}

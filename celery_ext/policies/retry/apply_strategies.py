@@ -141,10 +141,11 @@ class _Retrying:
         except Retried:
             raise
         except Exception as failure:
-            if not answer.changes or _is_of_broker(failure):
+            cause = failure.reason if isinstance(failure, Reject) else failure
+            if not answer.changes or _is_of_broker(cause):
                 raise
-            request.delayed_given_up = bury(self._task, _broken(failure), history)
-            raise error from failure
+            request.delayed_given_up = bury(self._task, _broken(cause), history)
+            raise error from cause
 
     def _send(self, changes: dict[str, Any], headers: dict[str, Any], **given: Any) -> Any:
         """Call `Task.retry` with these options and headers."""
@@ -307,8 +308,7 @@ def _broken(failure: Exception) -> str:
 
 def _is_of_broker(failure: Exception) -> bool:
     """Whether a retry could not be sent because of the broker, and not of its options."""
-    cause = failure.reason if isinstance(failure, Reject) else failure
-    return isinstance(cause, BROKER_FAILS) and not isinstance(cause, OptionError)
+    return isinstance(failure, BROKER_FAILS) and not isinstance(failure, OptionError)
 
 
 def _changes(answer: Retry, eta: Any, countdown: float | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ GIVE_UP_HEADER = "delayed_give_up_at"
 STRATEGY_HEADER = "delayed_strategy"
 
 
-#: The longest pause of a `Backoff` that grows, unless told otherwise, and of any.
+#: The default of `longest`, and the longest pause that a `Backoff` takes.
 LONGEST_SECONDS, MOST_SECONDS = 3600, 10 * 366 * 86_400
 
 

@@ -14,7 +14,8 @@ from ..retry.strategies import GIVE_UP_HEADER, RanOut
 #: The header with the limits that a task was sent with. Retries start with these again.
 OWN_LIMITS_HEADER = "delayed_own_limits"
 
-#: The limits that the worker of this process gives to tasks without their own.
+#: The limits that the worker of this process gives to tasks without their own, if its pool can end
+#: tasks; else empty.
 worker_limits: dict[str, float | None] = {}
 
 
@@ -90,7 +91,9 @@ class Timeout(Policy):
 
 
 def _usual_limits(message: Message) -> list[float | None]:
-    """The hard and soft limit that Celery would give the task if its message had none."""
+    """The hard and soft limit that Celery would enforce if the message had none."""
+    if not worker_limits:
+        return [None, None]
     task = message.app.tasks.get(message.task)
     return [
         getattr(task, name, None) or worker_limits.get(name)

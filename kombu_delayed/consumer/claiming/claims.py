@@ -206,7 +206,7 @@ class Claims:
             for source in chain.from_iterable(wanted)
             if (want := wants.get(source.queue, 0)) or source.owes or source.must_keep(now)
         ]
-        most_bytes = ANSWER_BYTES // max(len(asked), 1)
+        most_bytes = ANSWER_BYTES // max(len(wants), 1)
         answers = self._store.together(
             [self._store.deliver_call(most_bytes=most_bytes, **each.given) for _, each in asked]
         )

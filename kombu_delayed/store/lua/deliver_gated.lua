@@ -10,7 +10,7 @@
 --   want: how many messages at most; fewer if they are large
 --   tag: of the first message; the others count up
 --   promotions: how many messages to bring to the gate at most
---   most_bytes: as in deliver, also of the messages that go from ready to the gate
+--   most_bytes: as in deliver
 --   waits: 1: the caller can come back when the next one is due; 2: it also listens for tokens
 --   declared: the version of the caller's policies; empty: it has none
 --   version: of the tickets; empty: there are no policies any more, so waiting messages are let out

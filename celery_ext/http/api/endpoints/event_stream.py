@@ -6,8 +6,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any
 
@@ -95,7 +95,7 @@ class Streamed(StreamingResponse):
             await super().__call__(scope, receive, send_in_time)
         except _NotReadError:
             logger.info("A stream has ended: nothing of it was read for %g s", seconds)
-        except Problem as problem:  # its request has a body that does not arrive
+        except Problem as problem:  # its request has a body that is too large, or does not arrive
             logger.info("A stream has ended: %s", problem.detail)
         finally:
             self._service.streams.end(self._identity)
@@ -114,7 +114,7 @@ async def _events(
     call: Call, listener: Listener, positions: Positions, after: str | None
 ) -> AsyncIterator[str]:
     yield ": events follow\n\n"
-    with suppress(Problem, *BROKER_FAILS):  # access has ended, or Redis fails: so does the stream
+    with _ending():
         if after is not None:
             missed = streams.merged(
                 call.service.delayed.store, dict.fromkeys(positions, after), positions
@@ -133,6 +133,17 @@ async def _events(
             if events or now - said_at > BEAT_SECONDS:
                 said_at = now
                 yield "".join(map(_text, events)) or ": \n\n"
+
+
+@contextmanager
+def _ending() -> Iterator[None]:
+    """A stream ends if access to it does, or if Redis fails."""
+    try:
+        yield
+    except Problem as problem:
+        logger.info("A stream has ended: %s", problem.detail)
+    except BROKER_FAILS as error:
+        logger.warning("A stream has ended: %s", error)
 
 
 def _is_wanted(call: Call, query: EventQuery, event: Event) -> bool:

@@ -1,5 +1,5 @@
 -- bring: move messages to the gate, for deliver_gated, in a branch where some are due or ready. After arrive.
--- needs: partitions messages ready steps version promotions most_bytes
+-- needs: partitions messages ready steps version promotions
 -- Moves messages from the backlog to the gate. Messages without a ticket go to ready, until a consumer can take them.
 local function bring_due()
   local function admit_some(some)
@@ -53,7 +53,7 @@ local function move_some(found, step, most)
   return left, read
 end
 
--- Moves messages out of ready, about `most_bytes` at most; returns whether more are left. `most`: as in `move_some`.
+-- Moves messages out of ready, about a megabyte at most; returns whether more are left. `most`: as in `move_some`.
 local function move_ready(most)
   local room, total = promotions, 0
   for i, list in ipairs(ready) do
@@ -65,7 +65,7 @@ local function move_ready(most)
       if left < #found then redis.call('RPOP', list, #found - left) end
       if left > 0 then return true end
       total = total + read
-      room = total < most_bytes and room - #found or 0
+      room = total < 2 ^ 20 and room - #found or 0
     until room == 0 or #found < some
     if room == 0 and redis.call('EXISTS', list) == 1 then return true end
   end
