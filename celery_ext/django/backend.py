@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from functools import cached_property
 from itertools import chain
@@ -189,14 +189,18 @@ class CeleryBackend(BaseTaskBackend):
         """The record in the message: a task may be delayed for longer than results are kept."""
         with closing(Delayed(self.app)) as delayed, suppress(BrokerError):
             store = delayed.store
-            # Without QUEUES, Django allows any queue.
-            queues = {*self.app.amqp.queues, *self.queues} if self.queues else delayed.queues()
-            for shard in chain.from_iterable(map(store.shards.all, queues)):
+            for shard in chain.from_iterable(map(store.shards.all, self._queues_of(delayed))):
                 for info in map(TaskInfo.of, lookup_by_id(store, shard, id)):
                     body = read_body(self.app, info) if info.task == NAME else None
                     if body is not None:
                         return dict(body[0][0])
         return None
+
+    def _queues_of(self, delayed: Delayed) -> Iterator[str]:
+        own = {*self.app.amqp.queues, *self.queues}
+        yield from own
+        if not self.queues:  # then Django allows any queue
+            yield from (each for each in delayed.queues() if each not in own)
 
     def check(self, **kwargs: Any) -> Sequence[Any]:
         """Django's system checks."""

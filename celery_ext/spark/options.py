@@ -21,12 +21,12 @@ from kombu_delayed.store.ledgers import OPERATIONS, SCHEDULE
 
 Self = TypeVar("Self", bound="BrokerOptions")
 
-#: Suffixes of ledgers of jobs that do not schedule, and of the keys of a job. A job whose name ends
-#: so would share a key with another one.
-SUFFIXES = (
-    *(f":{each}" for each in OPERATIONS if each != SCHEDULE),
-    *(":state", ":shards", ":pace"),
-)
+#: Suffixes of the keys of a job.
+KEYS = (":state", ":shards", ":pace")
+
+#: These, and those of ledgers of jobs that do not schedule. A job whose name ends so would share a
+#: key with another one.
+SUFFIXES = (*(f":{each}" for each in OPERATIONS if each != SCHEDULE), *KEYS)
 
 #: The ways to treat unknown columns.
 DROP, KWARGS, HEADERS, FAIL = "drop", "kwargs", "headers", "fail"

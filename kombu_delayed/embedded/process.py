@@ -97,16 +97,20 @@ def launch(binary: Path, directory: Path, socket: Path) -> None:
 
 #: The files that servers which are starting keep locked, and the threads that start them.
 _starting: dict[IO[str], int] = {}
+_starting_lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def _locked_for_server(directory: Path) -> Iterator[IO[str]]:
-    with open(directory / "alive", "w") as alive:
+    with _starting_lock:
+        alive = open(directory / "alive", "w")  # noqa: SIM115 (closed with the lock)
         _starting[alive] = threading.get_ident()
-        try:
-            posix.lock(alive.fileno())
-            yield alive
-        finally:
+    try:
+        posix.lock(alive.fileno())
+        yield alive
+    finally:
+        with _starting_lock:
+            alive.close()
             del _starting[alive]
 
 
@@ -117,7 +121,7 @@ def _leave_to_servers() -> None:
             alive.close()
 
 
-in_children(_leave_to_servers)
+in_children(_leave_to_servers, _starting_lock)
 
 
 def _arguments(directory: Path, socket: Path) -> list[str]:

@@ -19,9 +19,6 @@ from .backlog import Backlog, Waiting, reasons, waiting_of
 #: How many messages one call looks at, and about how many bytes.
 PAGE_SIZE, PAGE_BYTES = 1_000, 1_000_000
 
-#: How many ready messages the first call reads, which does not know how long they are.
-FIRST_PAGE = 20
-
 Progress = Callable[[int], None]
 
 
@@ -128,7 +125,7 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
     """Yield the state, step, message and consumer of each."""
     keys = store.keys(queue)
     for key, step in zip(keys.ready, keys.priority_steps, strict=True):
-        for page in _pages(store, key):
+        for page in _pages(store, queue, key):
             progress(len(page))
             for message in page:
                 yield "ready", step, store.readable(queue, message), ""
@@ -140,14 +137,15 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
                 yield "unacked", record[0] - 48, store.readable(queue, record[1:]), consumer
 
 
-def _pages(store: Store, key: str) -> Iterator[list[bytes]]:
+def _pages(store: Store, queue: str, key: str) -> Iterator[list[bytes]]:
     # From the left, where messages are added: that moves the others on, never past this reader.
-    start, size = 0, min(PAGE_SIZE, FIRST_PAGE)
-    while page := store.run("LRANGE", key, start, start + size - 1):
-        yield page
-        start += size
-        mean = max(sum(map(len, page)) // len(page), 1)
-        size = max(min(PAGE_SIZE, PAGE_BYTES // mean), 1)
+    start, more, most = 0, 1, {"limit": PAGE_SIZE, "limit_bytes": PAGE_BYTES}
+    while more:
+        count, more, *found = store.ask(
+            "ready_page", queue, list=key, start=start, needles=(), **most
+        )
+        yield found[1::2]
+        start += count
 
 
 def _is(message: bytes, id: str) -> bool:

@@ -15,6 +15,7 @@ from kombu import Connection, Exchange
 from kombu.common import Broadcast
 
 from celery_ext.cli import delayed
+from kombu_delayed.errors import AccessDenied
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.ledger import Ledger
@@ -127,7 +128,10 @@ def test_a_cluster(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_sender_of_a_cluster_without_channels(cluster: Cluster) -> None:
-    """It cannot wake a waiting consumer, which then finds the message when it polls."""
+    """It cannot wake a waiting consumer, which then finds the message when it polls.
+
+    It cannot consume either.
+    """
     clients = [cluster.client(server) for server in cluster.servers]
     url = f"delayed+{cluster.url}".replace(":pw@", "silent:silent@")
     rules = "on", ">silent", "+@all", "~*", "resetchannels"
@@ -141,8 +145,10 @@ def test_a_sender_of_a_cluster_without_channels(cluster: Cluster) -> None:
             queue = connection.SimpleQueue("quiet")
             queue.put("news")
             assert store.run("ZSCORE", wake, ">a waiting consumer") is not None
-            assert store.run("ZSCORE", wake, "now") is not None
+            assert store.run("ZSCORE", wake, "now") is None  # so another sender wakes it
             assert queue.get_nowait().payload == "news"
+            with queue.consumer, pytest.raises(AccessDenied, match="channel"):
+                connection.drain_events(timeout=60)
     finally:
         for client in clients:
             client.execute_command("ACL", "DELUSER", "silent")

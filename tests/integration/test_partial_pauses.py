@@ -74,6 +74,15 @@ def test_a_queue_in_which_nothing_is_declared_keeps_the_policies_of_its_program(
         assert channel.basic_get("celery") is None
 
 
+@pytest.mark.parametrize("pauses", [False, True])
+def test_policies_that_are_applied_leave_no_mark(pauses: bool, open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=1))
+    if pauses:
+        app.delayed.pause("celery", task="other")
+    app.delayed.policies.apply("celery")
+    assert "undeclared" not in app.delayed.store.policies.read("celery").text
+
+
 def test_policies_hold_beside_the_mark_that_a_worker_of_an_earlier_version_leaves() -> None:
     text = '{"paused":[],"queue":[{"Limit":{"concurrency":1}}],"undeclared":true}'
     rules = Rules({})

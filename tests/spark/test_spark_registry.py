@@ -270,6 +270,14 @@ def test_forget_a_job_without_a_ledger(store: Store, url: str) -> None:
     assert forget_job("j", broker=url) == 0
 
 
+@pytest.mark.parametrize("call", [forget_job, job_report])
+def test_a_key_of_a_job_is_no_job(call: Any, store: Store, url: str) -> None:
+    registry.begin(store, Job("j", "run", 100, CANCEL), "")
+    with pytest.raises(OptionError, match="'j:state' is not a job"):
+        call("j:state", broker=url)
+    assert [each.job_id for each in jobs(broker=url)] == ["j"]
+
+
 @pytest.mark.parametrize(
     ("sent", "state"), [(signal.SIGKILL, "running"), (signal.SIGINT, "failed")]
 )

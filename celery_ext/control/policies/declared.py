@@ -185,7 +185,10 @@ def _is_temporary(queue: Any) -> bool:
 
 
 def _only(own: str, before: dict[str, Any]) -> dict[str, Any]:
-    return {**_paused(before), **parsed(own)}
+    kept = _paused(before)
+    if own:
+        kept.pop(UNDECLARED, None)
+    return {**kept, **parsed(own)}
 
 
 def _paused(found: dict[str, Any]) -> dict[str, Any]:

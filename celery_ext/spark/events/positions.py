@@ -170,8 +170,8 @@ def pieces(
 ) -> tuple[list[Piece], Position, int]:
     """At most `limit` events from a position up to another, in pieces of about `size`.
 
-    Returns the pieces, their end, and the number of events trimmed meanwhile. Each call scans
-    STEP_SIZE events.
+    Returns the pieces, their end, and the number of events trimmed meanwhile. Each call scans at
+    most STEP_SIZE events.
     """
     found: list[Piece] = []
     after, at, n, count, lost = start.id, start.id, start.n, 0, 0

@@ -139,13 +139,13 @@ def _page_file(out: str, page_path: str | None) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ReportError(f"the page cannot be written to {path}: {error.strerror}") from error
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ReportError(f"the page cannot be written to {path}: it is a directory, or protected")
     return path
 
 
 def _in_directory(out: str) -> Path:
-    url = urlsplit(out)
+    url = urlsplit(out, allow_fragments=False)
     if url.scheme not in ("", "file"):
         raise ReportError(
             f"the tables go to {out}, which is not a directory of this machine: choose a file for "

@@ -18,6 +18,8 @@ from kombu_delayed.store.keys import job_pace, job_report, job_shards, job_state
 from kombu_delayed.store.ledgers import CANCEL, OPERATIONS, Job, drop_ledger
 from kombu_delayed.store.store import Store
 
+from ..options import KEYS
+
 #: The most jobs in the list. Older jobs can be run again, too.
 JOBS = 1_000
 
@@ -187,8 +189,14 @@ def keep_report(store: Store, job: Job, report: JobReport) -> None:
     script("keep_report")(store.run, report=key, text=json.dumps(facts), seconds=job.seconds)
 
 
+def _check_name(job_id: str) -> None:
+    if job_id.endswith(KEYS):
+        raise OptionError(f"job_id={job_id!r} is not a job: it is the name of a key of one")
+
+
 def read_report(store: Store, job_id: str) -> JobReport | None:
     """The report of a job's last run; None if there is none, or it is forgotten."""
+    _check_name(job_id)
     found = store.run("GET", job_report(job_id, store.keys("").prefix))
     return JobReport(**json.loads(found)) if found else None
 
@@ -226,6 +234,7 @@ def forget(store: Store, job_id: str, *, force: bool = False) -> int:
 
     Raises JobRuns if it is running, unless `force` is set.
     """
+    _check_name(job_id)
     prefix = store.keys("").prefix
     names = [Job(job_id, "", 0, operation).ledger for operation in OPERATIONS]
     for name in names:

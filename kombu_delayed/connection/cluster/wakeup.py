@@ -15,6 +15,8 @@ from typing import Any
 from redis import exceptions
 from redis.crc import key_slot
 
+from kombu_delayed.errors import translate
+
 from ..commands import pack
 from ..native import get_logger
 from ..wakeup import WakeConnection
@@ -102,6 +104,8 @@ class NodeWake(WakeConnection):
             for channel in [each for each in wanted if key_slot(each) == error.slot_id]:
                 del wanted[channel]
             return
+        except exceptions.NoPermissionError as error:
+            raise translate(error) from error
         except exceptions.ResponseError as error:
             raise exceptions.ConnectionError(f"cannot listen for wake tokens: {error}") from error
         if not isinstance(answer, list):

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -180,9 +181,9 @@ class ConnectingChannel(stock.Channel):
             self._process_credential_provider(where.credential_provider, parameters)
         connection_class: Any
         if where.scheme == "embedded":
+            parameters["path"] = str(embedded.ensure(where.path))
             # The program may change its working directory.
-            directory = os.path.abspath(os.path.expanduser(where.path))
-            parameters |= {"directory": directory, "path": str(embedded.ensure(directory))}
+            parameters["directory"] = str(Path(where.path).expanduser().resolve())
             connection_class = embedded.EmbeddedConnection
         elif where.scheme == "socket":
             parameters["path"] = where.path

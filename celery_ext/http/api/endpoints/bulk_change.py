@@ -231,9 +231,8 @@ def _begun(call: Call, choice: BulkReplay) -> tuple[str | None, int]:
     if choice.cursor is not None:
         *place, until_ms = cursors.read(choice.cursor, str, int, str, int)
         return cursors.write(*place), until_ms
-    store, shards = call.service.delayed.store, call.service.shards(call.identity, choice.queue)
-    asked = shards if store.cluster else shards[:1]  # nodes may have different clocks
-    return None, max((server_ms(store, each) for each in asked), default=0)
+    shards = call.service.shards(call.identity, choice.queue)
+    return None, server_ms(call.service.delayed.store, shards[0]) if shards else 0
 
 
 def _change(

@@ -6,7 +6,10 @@ local function tell_waiting(token, at_ms)
   while waiting do
     local heard = redis.pcall('SPUBLISH', wake .. waiting, at_ms)
     if type(heard) == 'table' then heard = redis.pcall('PUBLISH', wake .. waiting, at_ms) end
-    if type(heard) == 'table' then return end  -- this user may use no channels: a consumer finds the token when it polls
+    if type(heard) == 'table' then  -- this user may use no channels. Without the token, those who may will wake a consumer
+      redis.call('ZREM', wake, token)
+      return
+    end
     redis.call('ZREM', wake, waiting)
     if heard > 0 then
       redis.call('ZREM', wake, token)
