@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -10,10 +11,11 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import pytest
 import redis
@@ -218,11 +220,34 @@ def start_server(
     return server
 
 
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 on which no process listens."""
+def _unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+#: A byte for each port that a process of tests has taken, locked as long as that lives.
+_PORTS = Path(tempfile.gettempdir()) / f"kombu-delayed-test-ports-{os.geteuid()}"
+
+
+@cache
+def _taken_ports() -> tuple[IO[bytes], set[int]]:
+    return _PORTS.open("ab"), set()
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 on which no process listens, and that no other test gets.
+
+    The system may give two processes the same one at the same moment.
+    """
+    file, own = _taken_ports()
+    while True:
+        port = _unused_port()
+        with suppress(BlockingIOError):
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            if port not in own:
+                own.add(port)
+                return port
 
 
 def _options(
