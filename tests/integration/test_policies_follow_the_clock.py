@@ -168,7 +168,7 @@ def test_late_tasks(pytester: pytest.Pytester) -> None:
 
         def test_latest(work, send, delayed_clock):
             for hours in (1, 2, 3):
-                send("latest", hours, countdown=hours * 3600)
+                send("latest", hours, countdown=hours * 3600, headers={"key": "k"})
             delayed_clock.advance(hours=5)
             assert work() == []
             assert delayed_clock.advance(minutes=5) == 3
