@@ -139,10 +139,16 @@ def _held(store: Store, queue: str, progress: Progress) -> Iterator[tuple[str, i
 
 def _pages(store: Store, queue: str, key: str) -> Iterator[list[bytes]]:
     # From the left, where messages are added: that moves the others on, never past this reader.
-    start, more, most = 0, 1, {"limit": PAGE_SIZE, "limit_bytes": PAGE_BYTES}
+    start, more = 0, 1
     while more:
         count, more, *found = store.ask(
-            "ready_page", queue, list=key, start=start, needles=(), **most
+            "ready_page",
+            queue,
+            list=key,
+            start=start,
+            limit=PAGE_SIZE,
+            limit_bytes=PAGE_BYTES,
+            needles=(),
         )
         yield found[1::2]
         start += count

@@ -158,8 +158,8 @@ def change_declared(
             known = store.policies.read(shard)
             before = parsed(known.text) if known.text else {UNDECLARED: True}
             text = as_text(change(before))
-            same = {known.text} if known.text else {as_text({}), as_text(before)}
-            if text in same or store.policies.declare(shard, text, by, known):
+            same = text == (known.text or as_text(before))
+            if same or store.policies.declare(shard, text, by, known):
                 break
         store.claimable.announce(shard)
 

@@ -62,13 +62,16 @@ def _where(text: str) -> str:
     return text
 
 
+_ANY: Bounds = (timedelta(0), LONGEST)
+
+
 @lru_cache(maxsize=1_000, typed=True)
-def span_of(value: str | float, within: Bounds = (timedelta(0), LONGEST)) -> timedelta:
+def span_of(value: str | float, within: Bounds = _ANY) -> timedelta:
     """Read a length of time. Raises ValueError, for a negative one too."""
     return parse_length(value, within)
 
 
-def _span(value: Any, within: Bounds = (timedelta(0), LONGEST)) -> Any:
+def _span(value: Any, within: Bounds = _ANY) -> Any:
     if isinstance(value, str) and len(value) > SPAN_SIZE:
         raise ValueError(f"a length of time, such as '90m', has at most {SPAN_SIZE} characters")
     if isinstance(value, (str, int, float)):
@@ -76,22 +79,17 @@ def _span(value: Any, within: Bounds = (timedelta(0), LONGEST)) -> Any:
     return value
 
 
-SPAN_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        {
-            "type": "string",
-            "pattern": r"^(\d{1,5}(\.\d{1,3})?(ms|[smhd])|\d{1,4}w)+$",
-            "maxLength": SPAN_SIZE,
-        },
-        {"type": "number", "minimum": 0, "maximum": LONGEST.total_seconds()},
-    ]
-}
-LASTING_SCHEMA: dict[str, Any] = {
-    "anyOf": [
-        SPAN_SCHEMA["anyOf"][0],
-        {"type": "number", "minimum": 0.001, "maximum": PERIOD[1].total_seconds()},
-    ]
-}
+def _span_schema(within: Bounds) -> dict[str, Any]:
+    least, most = (each.total_seconds() for each in within)
+    text = {
+        "type": "string",
+        "pattern": r"^(\d{1,5}(\.\d{1,3})?(ms|[smhd])|\d{1,4}w)+$",
+        "maxLength": SPAN_SIZE,
+    }
+    return {"anyOf": [text, {"type": "number", "minimum": least, "maximum": most}]}
+
+
+SPAN_SCHEMA = _span_schema(_ANY)
 MOMENT_SCHEMA: dict[str, Any] = {"type": "string", "format": "date-time"}
 
 Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
@@ -111,7 +109,7 @@ Span = Annotated[
 Lasting = Annotated[
     float | str,
     BeforeValidator(partial(_span, within=PERIOD)),
-    Field(json_schema_extra=LASTING_SCHEMA),
+    Field(json_schema_extra=_span_schema(PERIOD)),
 ]
 Cursor = Annotated[str, StringConstraints(max_length=2_000)]
 Priority = Annotated[int, Field(ge=0, le=255, strict=True)]

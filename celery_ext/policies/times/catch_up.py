@@ -84,8 +84,7 @@ class Latest(Policy):
 
     def decide(self, message: Message) -> Decision:
         """Drop a message if a later one with its key has been seen."""
-        key = self._key(message)
-        if message.due_ms is None or key is None:
+        if message.due_ms is None or (key := self._key(message)) is None:
             return RUN
         latest_ms = message.note_latest(f"{message.task} {key}", message.due_ms)
         if message.late_ms <= self.after_ms:

@@ -219,7 +219,7 @@ def replay_many(call: Call) -> dict[str, Any]:
                 replay = partial(to.dead, shard, tasks)
             outcome.add(shard, [task.info for task in tasks], replay)
     if outcome.cursor is not None:
-        outcome.cursor = cursors.write(*cursors.read(outcome.cursor, str, int, str), until_ms)
+        outcome.cursor = cursors.write(outcome.cursor, until_ms)
     return outcome.answer("bulk-replay")
 
 
@@ -229,8 +229,8 @@ def _begun(call: Call, choice: BulkReplay) -> tuple[str | None, int]:
     Letters that are buried later are left out: these requests may have replayed them.
     """
     if choice.cursor is not None:
-        *place, until_ms = cursors.read(choice.cursor, str, int, str, int)
-        return cursors.write(*place), until_ms
+        cursor, until_ms = cursors.read(choice.cursor, str, int)
+        return cursor, until_ms
     shards = call.service.shards(call.identity, choice.queue)
     return None, server_ms(call.service.delayed.store, shards[0]) if shards else 0
 
