@@ -55,7 +55,7 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
     if foreign:  # the rest would fail at them
         findings, checks = [*findings, *foreign], list[Check]()
     else:
-        total = sum(2 * store.size(name).delayed for name in names)
+        total = sum(2 * store.delayed_count(name) for name in names)
         with session.progress("Repairing" if fix else "Examining", total) as advance:
             for name in names:
                 findings += examine_queue(store, name, fix=fix, progress=advance)

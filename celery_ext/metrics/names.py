@@ -131,7 +131,7 @@ _ALL = (
     _gauge("next_due_seconds", "Time until the next message is due; absent if there is none."),
     _gauge("consumers", "Consumers with a valid lease."),
     _gauge("paused", "1 if the queue is paused."),
-    _gauge("counts_are_estimates", "1 if so many messages are due that a part was estimated."),
+    _gauge("counts_are_estimates", "1 if there are so many messages that a part was estimated."),
     _gauge("queues_left_out", "Queues beyond the first thousand, which have no gauges.", ""),
     _gauge(
         "broker_up",

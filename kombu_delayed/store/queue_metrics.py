@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 #: From now: the next minute, hour and day.
 SPANS_MS = (60_000, 3_600_000, 86_400_000)
+
+#: How many partitions, and how many buckets of messages, one call counts.
+COUNT_LIMIT = 1_000
+
+
+class Size(NamedTuple):
+    """A queue's messages by state; `due` counts those of `delayed` that are due."""
+
+    ready: int
+    due: int
+    delayed: int
 
 
 @dataclass(frozen=True)
@@ -35,8 +46,9 @@ class Metrics:
     due_within_minute: int
     due_within_hour: int
     due_within_day: int
-    #: Whether `due` and the three counts above are partly estimates. Behind the first 1,000
-    #: partitions (some 90,000 messages) they use the average size of all later partitions.
+    #: Whether counts are partly estimates. Behind the first 1,000 partitions (some 90,000
+    #: messages), `due` and the three counts above use the average size of all later partitions.
+    #: Above some 500,000 messages, `delayed` is counted in a part of the buckets.
     is_estimate: bool
     #: How many of `due` wait at the gate of their queue, for their turn or for capacity.
     waiting: int = 0

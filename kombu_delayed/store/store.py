@@ -18,16 +18,13 @@ from .leases import Leases
 from .policies.declared import PolicyRecords
 from .policies.overrides import Overrides
 from .policies.pauses import Pauses
-from .queue_metrics import SPANS_MS, Metrics
+from .queue_metrics import COUNT_LIMIT, SPANS_MS, Metrics, Size
 
 __all__ = ["CALL_LIMIT", "Delivered", "Entry", "Limits", "Scheduled", "Size", "Store"]
 __all__ += ["UniqueOutcome", "chunks", "delivered", "unique_listeners"]
 
 #: How many delayed messages one call drops.
 PURGE_LIMIT = 5_000
-
-#: In how many partitions `Store.metrics` counts due messages.
-METRICS_LIMIT = 1_000
 
 
 class UniqueOutcome(NamedTuple):
@@ -48,14 +45,6 @@ class UniqueOutcome(NamedTuple):
 
 #: Called with queue, id and outcome when this process has sent a message with a unique key.
 unique_listeners: list[Callable[[str, str, UniqueOutcome], None]] = []
-
-
-class Size(NamedTuple):
-    """A queue's messages by state; `due` counts those of `delayed` that are due."""
-
-    ready: int
-    due: int
-    delayed: int
 
 
 class Store(Caller):
@@ -342,9 +331,18 @@ class Store(Caller):
         instrumentation.count_buried(self, queue, buried)
         return len(buried)
 
-    def size(self, queue: str) -> Size:
-        """Count a queue's messages by state."""
-        return Size(*self.ask("size", queue))
+    def size(self, queue: str, place: int = 0, bucket: int = 0) -> Size:
+        """Count a queue's messages by state. With `bucket=-1` `delayed` is 0, and costs nothing.
+
+        Other clients are served after each part of a large queue. So messages that come or go
+        meanwhile may be counted or not.
+        """
+        total = Size(0, 0, 0)
+        while place >= 0 or bucket >= 0:
+            given = {"place": place, "bucket": bucket, "limit": COUNT_LIMIT}
+            *found, place, bucket = self.ask("size", queue, **given)
+            total = Size(*map(sum, zip(total, found, strict=True)))
+        return total
 
     def records(self, queue: str, members: Sequence[str | bytes]) -> list[bytes | None]:
         """Priority step + due time + message of each message; None for one that is not delayed."""
@@ -352,11 +350,11 @@ class Store(Caller):
 
     def delayed_count(self, queue: str) -> int:
         """Count the delayed messages, due or not."""
-        return int(self.ask("total", queue, hash=self.keys(queue).messages))
+        return self.size(queue, place=-1).delayed
 
     def metrics(self, queue: str) -> Metrics:
         """The metrics of a queue for autoscalers. One call, which only reads."""
-        return Metrics.of(self.ask("metrics", queue, "", limit=METRICS_LIMIT, spans=SPANS_MS))
+        return Metrics.of(self.ask("metrics", queue, "", limit=COUNT_LIMIT, spans=SPANS_MS))
 
     def purge(self, queue: str) -> int:
         """Delete ready and delayed messages. Returns their number."""

@@ -8,7 +8,8 @@ import pytest
 import redis
 
 from kombu_delayed.inspection.backlog import Backlog, Move
-from kombu_delayed.store.store import Entry, Store
+from kombu_delayed.store import store as store_module
+from kombu_delayed.store.store import Entry, Size, Store
 from tests.kit.backlog import check_backlog, records
 from tests.kit.claims import deliver
 from tests.kit.state import all_keys, entry, message
@@ -45,6 +46,32 @@ def test_no_key_becomes_large(store: Store, client: redis.Redis) -> None:
     assert max(sizes) < 3 * BYTES
     assert len(sizes) < 16 * sum(sizes) / BYTES
     assert len(check_backlog(client)) == 3000 == store.delayed_count("q")
+
+
+def test_a_large_queue_is_counted_in_parts(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "COUNT_LIMIT", 5)
+    store.partition_size = 10
+    store.schedule("q", entries(500))
+    client.lpush("q", message("ready"))
+    store.now = "2200"
+    assert client.zcount("{q}:partitions", "-inf", 2200) > 10
+    assert len(buckets(client)) > 10
+
+    def counted(command: str, bucket: int = 0) -> tuple[Size, int, float]:
+        client.config_resetstat()
+        size, stats = store.size("q", bucket=bucket), client.info("commandstats")
+        calls = stats["cmdstat_evalsha"]["calls"]
+        return size, calls, stats.get(f"cmdstat_{command}", {"calls": 0})["calls"] / calls
+
+    assert store.size("q") == Size(1, 201, 500)
+    for command in ("hlen", "zcount"):
+        size, calls, each = counted(command)
+        assert (size, calls > 2, each <= 6) == (Size(1, 201, 500), True, True)
+    size, calls, each = counted("hlen", bucket=-1)
+    assert (size, calls > 2, each) == (Size(1, 201, 0), True, 0)
+    assert store.delayed_count("q") == 500
 
 
 def test_a_message_is_found_by_its_id(store: Store, client: redis.Redis) -> None:

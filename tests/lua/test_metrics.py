@@ -82,7 +82,7 @@ def test_what_was_promoted_is_late_until_a_consumer_has_it(store: Store) -> None
 
 
 def test_what_is_far_is_estimated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "METRICS_LIMIT", 20)
+    monkeypatch.setattr(store_module, "COUNT_LIMIT", 20)
     fill(store, 1_000, 2 * HOUR_MS)
     found = store.metrics("q")
     assert found.is_estimate
@@ -91,8 +91,25 @@ def test_what_is_far_is_estimated(store: Store, monkeypatch: pytest.MonkeyPatch)
     assert found.due_within_minute == pytest.approx(8, abs=6)
 
 
+def test_a_large_number_of_messages_is_estimated(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a limit, the messages in a part of the buckets are counted."""
+    store.bucket_bytes, store.partition_size = 1_000, 128
+    fill(store, 5_000, 2 * HOUR_MS)
+    exact = store.metrics("q")
+    assert (exact.delayed, exact.is_estimate) == (5_000, False)
+    monkeypatch.setattr(store_module, "COUNT_LIMIT", 100)
+    client.config_resetstat()
+    found = store.metrics("q")
+    assert found.is_estimate
+    assert found.delayed == pytest.approx(5_000, rel=0.1)
+    assert found.due_within_day == found.delayed
+    assert client.info("commandstats")["cmdstat_hlen"]["calls"] < 300
+
+
 def test_what_is_near_is_exact(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "METRICS_LIMIT", 20)
+    monkeypatch.setattr(store_module, "COUNT_LIMIT", 20)
     due_times = fill(store, 1_000, 200 * HOUR_MS)
     store.now = str(sorted(due_times)[9])
     found = store.metrics("q")

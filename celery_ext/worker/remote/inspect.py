@@ -66,7 +66,7 @@ def _backlog(state: Any) -> tuple[list[TaskInfo], int]:
     in_order = heapq.merge(
         *(_all(delayed, each) for each in queues), key=lambda info: info.due_ms or 0
     )
-    total = sum(delayed.store.size(each).delayed for each in queues)
+    total = sum(delayed.store.delayed_count(each) for each in queues)
     return [*islice(in_order, PAGE_SIZE)], total
 
 

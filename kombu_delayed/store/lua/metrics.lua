@@ -2,7 +2,7 @@
 -- keys: partitions delayed messages unacked consumers dead paused ready...
 -- arguments: now limit:number spans...
 --   unacked: prefix of the keys of consumers' unacked hashes
---   limit: how many partitions to count; the messages due in later ones are estimated
+--   limit: how many partitions to count, and how many buckets of a generation; the rest is estimated
 --   spans: ms from now, ascending
 -- include: clock buckets forecast
 -- returns {delayed, due, waiting at the gate, ready, unacked, dead, consumers with a lease, ms since the oldest message
@@ -68,7 +68,21 @@ local function waiting_age_ms()
   return first and not is_paused and math.max(now_ms - math.max(first, resumed_ms), 0) or -1
 end
 
-local total = bucket_total(messages)
+-- How many messages there are, and whether that is an estimate. They are spread evenly over the buckets of a generation.
+local function about_total()
+  local layout, total, is_estimate = layout_of(messages), redis.call('HLEN', messages), false
+  for g = math.max(layout.first, 1), layout.last do
+    local size, count, found = PER_GENERATION ^ g, 0, 0
+    local step = math.ceil(size / limit)
+    for number = size, 2 * size - 1, step do
+      count, found = count + 1, found + redis.call('HLEN', messages .. ':' .. number)
+    end
+    total, is_estimate = total + math.floor(found * size / count + 0.5), is_estimate or step > 1
+  end
+  return total, is_estimate
+end
+
+local total, is_estimate = about_total()
 local before, estimated = due_before_edges(total - redis.call('ZCARD', delayed .. 'waiting'))
 local waiting, held = 0, 0
 for _, list in ipairs(ready) do waiting = waiting + redis.call('LLEN', list) end
@@ -77,6 +91,7 @@ for _, consumer in ipairs(redis.call('ZRANGE', consumers, 0, -1)) do
 end
 local buried, lasting = redis.call('ZCARD', dead), redis.call('ZCOUNT', consumers, '(' .. now_ms, '+inf')
 local at_gate = redis.call('ZCARD', delayed .. 'waiting')
+if is_estimate then total, estimated = math.max(total, before[#before] + at_gate), 1 end
 local answer = {
   total, before[1] + at_gate, at_gate, waiting, held, buried, lasting, oldest_age_ms(), next_ms(), estimated,
   waiting_age_ms(), is_paused and 1 or 0,

@@ -9,7 +9,6 @@ from typing import Any
 from ...errors import UNREACHABLE, OptionError, ServerFull
 from ...store.calls.shards import is_shard, number_of, queue_of
 from ...store.keys import is_taken
-from ...store.store import Size
 from .connecting import ConnectingChannel
 
 
@@ -63,14 +62,12 @@ class QueueChannel(ConnectingChannel):
             super()._queue_bind(*each)
             self._unbound.remove(each)
 
-    def _sizes(self, queue: str) -> list[Size]:
-        return [self.store.size(shard) for shard in self.store.shards.all(queue)]
-
     def _size(self, queue: str) -> int:
-        return sum(size.ready + size.due for size in self._sizes(queue))
+        sizes = [self.store.size(shard, bucket=-1) for shard in self.store.shards.all(queue)]
+        return sum(size.ready + size.due for size in sizes)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
-        return any(map(any, self._sizes(queue)))
+        return any(any(self.store.size(shard)) for shard in self.store.shards.all(queue))
 
     def _purge(self, queue: str) -> int:
         self.store.shards.look_again()

@@ -193,9 +193,16 @@ local function bucket_persist(key)
   redis.call('PERSIST', key .. ':buckets')
 end
 
-local function bucket_total(key)
-  local layout, total = layout_of(key), 0
-  each_bucket(key, layout.first, layout.last, function(bucket) total = total + redis.call('HLEN', bucket) end)
-  if layout.first > 0 then total = total + redis.call('HLEN', key) end
-  return total
+-- Counts the fields of at most `most` buckets, from the bucket with the number `at` on. Returns their count, and the number
+-- of the next bucket, or -1 at the end. Begins with 0.
+local function bucket_total(key, at, most)
+  local layout, total = layout_of(key), at == 0 and redis.call('HLEN', key) or 0
+  for g = math.max(layout.first, 1), layout.last do
+    local size = PER_GENERATION ^ g
+    for number = math.max(at, size), 2 * size - 1 do
+      if most == 0 then return total, number end
+      total, most = total + redis.call('HLEN', key .. ':' .. number), most - 1
+    end
+  end
+  return total, -1
 end
