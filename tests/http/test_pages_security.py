@@ -18,7 +18,7 @@ from celery_ext.http.api import cursors
 from celery_ext.http.auth.tokens import Tokens
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import Serve, bury
-from tests.kit.pages import Visitor
+from tests.kit.pages import Page, Visitor
 
 VIEWS = [
     "/",
@@ -144,6 +144,24 @@ def test_where_a_login_leads(visitor: Visitor, tokens: Tokens, target: str, land
     assert answer.headers["location"] == lands
     cookie = answer.headers["set-cookie"].lower()
     assert all(part in cookie for part in ("httponly", "samesite=strict", "path=/"))
+
+
+def test_a_link_of_another_site_replaces_no_cookie(
+    visitor: Visitor, tokens: Tokens, api: httpx.Client
+) -> None:
+    """Browsers follow such a link without the cookie; the answer opens it again, with it."""
+    visitor.log_in(tokens.create("till", ["read"])[1])
+    link = {"sec-fetch-site": "cross-site"}
+    with Visitor(api) as unlocked:
+        unlocked.get("/backlog")
+        for each in (visitor, unlocked):
+            for path in ("/task?id=a", "/backlog"):
+                answer = httpx.get(each.client.base_url.join(path), headers=link)
+                assert answer.status_code == 200
+                assert "set-cookie" not in answer.headers, path
+                assert Page(answer.text).all("meta")[-1].get("http-equiv") == "refresh"
+            assert "Backlog" in each.client.get("/backlog", headers=link).text
+    assert httpx.get(visitor.client.base_url.join("/live/dead"), headers=link).status_code == 401
 
 
 @pytest.mark.parametrize("wrong", ["", "x", "kd_0000000000000000_" + "A" * 43, "Bearer x"])

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -61,6 +61,12 @@ _POLICY = (
 )
 
 _A_YEAR = 31_536_000
+
+#: The answer to a link of another site: it opens the address again, then with the cookie.
+_OPENED_AGAIN = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>kombu-delayed</title>'
+    '<meta http-equiv="refresh" content="0"><a href="">Open the page</a></html>'
+)
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +162,8 @@ class Site:
             if request.url.query:
                 target += f"?{request.url.query}"
             if not target.startswith("/live/"):
+                if _is_linked_elsewhere(request):
+                    return HTMLResponse(_OPENED_AGAIN)
                 return visit.redirect("/login", next=target if target != "/" else None)
         shown = {"problem": problem, "title": _title(problem)}
         made = visit.render("problem.html", shown, problem.status_code)
@@ -163,9 +171,13 @@ class Site:
         return made
 
     def _route(self, path: str, method: str, endpoint: Endpoint) -> Route:
+        is_page = method == "GET" and not path.startswith("/live/")
+
         async def answer(request: Request) -> Response:
             request.scope["delayed.route"] = path
             visit = self._visit(request)
+            if is_page and _is_linked_elsewhere(request):
+                return HTMLResponse(_OPENED_AGAIN)
             try:
                 return await endpoint(visit)
             except Exception as error:
@@ -204,6 +216,15 @@ class Site:
             raise Problem(404, "there is no such file")
         headers = {"Cache-Control": f"public, max-age={_A_YEAR}, immutable"}
         return Response(self._assets[name], 200, headers, media_type=_ASSETS[name])
+
+
+def _is_linked_elsewhere(request: Request) -> bool:
+    """Whether a page of another site leads here, so that the browser has sent no strict cookie.
+
+    A new cookie would replace the one that it has: the visitor would be logged out.
+    """
+    is_elsewhere = request.headers.get("sec-fetch-site") == "cross-site"
+    return is_elsewhere and "delayed.new_secret" in request.scope
 
 
 _TITLES = {
