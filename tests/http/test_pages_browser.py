@@ -54,6 +54,10 @@ PATHS = {
     "problem": "/backlog?cursor=x",
 }
 
+#: Waits for the next update.
+SHOWN = """() => new Promise((done) => {
+    document.addEventListener("shown", () => done(), {once: true});
+})"""
 #: Functions for the page: what is wrong for assistive tools; what sticks out; what has the focus.
 AUDIT = (Path(__file__).parents[1] / "kit" / "audit.js").read_text()
 STICKS_OUT = """() => [...document.querySelectorAll("main *, nav a")].filter((each) => {
@@ -249,6 +253,15 @@ def test_the_focus_stays_when_rows_leave(opened: Any, shop: dict[str, Any]) -> N
     expect(boxes.first).to_be_focused()
 
 
+def test_tasks_with_one_id_stay_in_the_list(opened: Any, shop: dict[str, Any]) -> None:
+    for _ in range(2):
+        shop["app"].send_task("stock.release", task_id="twin", queue="twins")
+    page = opened(f"{shop['url']}/backlog?state=ready&queue=twins")
+    expect(page.locator("td.pick input")).to_have_count(2)
+    page.evaluate(f"({SHOWN})()")
+    assert page.locator("td.pick input").count() == 2
+
+
 SEEN_AGAIN = """() => {
     for (const hidden of [true, false]) {
         Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
@@ -377,8 +390,7 @@ def test_a_selection_outlives_news(opened: Any, shop: dict[str, Any]) -> None:
     page = opened(f"{shop['url']}/failures?of=retrying")
     boxes, buttons = page.locator("td.pick input"), page.locator(".choose button[name=verb]")
     boxes.nth(1).check()
-    shown = "() => new Promise((done) => document.addEventListener('shown', done, {once: true}))"
-    page.evaluate(f"({shown})().then(() => 1)")
+    page.evaluate(f"({SHOWN})()")
     expect(page.locator("#selected")).to_have_text("1 selected")
     expect(boxes.nth(1)).to_be_checked()
     expect(buttons.first).to_be_enabled()

@@ -6,6 +6,7 @@ export function morph(old, fresh) {
   let place = old.firstChild;
   for (const node of [...fresh.childNodes]) {
     const known = node.dataset?.key && keyed.get(node.dataset.key);
+    if (known) keyed.delete(node.dataset.key); // several rows may have one key
     if (known && known !== place) old.insertBefore(known, place);
     const mine = known || place;
     if (mine && alike(mine, node)) {
