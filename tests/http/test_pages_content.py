@@ -343,7 +343,9 @@ def test_who_waits(gates: Visitor) -> None:
     only = gates.get("/tenants?queue=imports&tenant=glo")
     assert TENANT.findall(only.html) == ["globex"]
     tasks = gates.get("/limit?queue=exports&name=partner+api").links()
-    assert len([each for each in tasks if each.startswith("/task?id=")]) == 20
+    waiting = [each for each in tasks if each.startswith("/task?id=")]
+    assert len(waiting) == 20
+    assert re.search(r"Waiting for the limit partner api\b", gates.get(waiting[0]).text, re.I)
 
 
 TENANT = re.compile(r'data-key="\w+ (\w+)"><th role="rowheader" scope="row"><a href="/backlog')
