@@ -353,7 +353,8 @@ TENANT = re.compile(r'data-key="\w+ (\w+)"><th role="rowheader" scope="row"><a h
 
 def fill_with_hostile(app: Celery, delayed: Delayed) -> None:
     app.conf.task_create_missing_queues = True
-    given = {"queue": HOSTILE, "headers": {"tenant": HOSTILE, HOSTILE: HOSTILE}}
+    headers = {"tenant": HOSTILE, "retries": HOSTILE, HOSTILE: HOSTILE}
+    given = {"queue": HOSTILE, "headers": headers}
     for id in (HOSTILE, "\u202eevil\x07"):
         app.send_task(HOSTILE, [HOSTILE], {"k": HOSTILE}, task_id=id, countdown=3600, **given)
     app.send_task(HOSTILE, [HOSTILE], task_id="dead", **given)

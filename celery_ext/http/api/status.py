@@ -359,6 +359,7 @@ def _waiting_for(info: TaskInfo) -> str | None:
 
 
 def state_of(service: Service, info: TaskInfo, at_ms: int | None = None) -> State:
+    retries = info.headers.get("retries")
     found: State = {
         "id": info.id,
         "status": _BY_STATE[info.state],
@@ -371,7 +372,7 @@ def state_of(service: Service, info: TaskInfo, at_ms: int | None = None) -> Stat
         "consumer": info.consumer or None,
         "reason": info.reason or None,
         "deliveries": info.deliveries,
-        "retries": info.headers.get("retries"),
+        "retries": retries if type(retries) is int else None,  # a sender may write anything
         "at": None if at_ms is None else from_ms(at_ms).isoformat(),
     }
     if is_job(info):
