@@ -225,7 +225,8 @@ def test_a_form_is_taken_once(visitor: Visitor, due: datetime, delayed: Delayed)
     given = {"how": "later", "by": "1h", "to": ""}
     confirm(visitor, page, **given)
     again = confirm(visitor, page, 409, **given)
-    assert "sent before" in again.text
+    assert "Nothing was changed" in again.text
+    assert "sent before: look at the list for its result" in again.text
     assert delayed.get("mail-0").eta == due + HOUR  # type: ignore[union-attr]
 
 

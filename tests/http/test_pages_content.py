@@ -18,7 +18,7 @@ from celery_ext.policies import Fair, Limit, Policy
 from kombu_delayed.store.outcomes.tallies import Tallies
 from tests.kit.gates import claim, declare
 from tests.kit.http import api_client, bury, make_app
-from tests.kit.pages import Page, Visitor, all_pages
+from tests.kit.pages import Page, Visitor, all_pages, sent
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop
 from tests.kit.wait import wait_until
@@ -431,11 +431,17 @@ def test_redis_that_is_gone(tmp_path: Path) -> None:
     ):
         app.send_task("till.charge", countdown=3600)
         assert "celery" in visitor.get("/").text
+        form = visitor.get("/backlog").form("/backlog/preview")
         server.kill()
         for path in ("/", "/backlog", "/task?id=x"):
             answer = wait_until(lambda path=path: _when(visitor, path, 503), f"{path} fails")
             assert answer.headers["retry-after"] == "5"
             assert "Redis does not answer" in Page(answer.text).text
+        given = sent(form, verb="cancel", all="1")
+        page = visitor.post(form.action, given, 503)
+        assert "Go back and send the form again" in page.text
+        assert "" not in page.links()  # its own address, which takes forms only
+        assert "again" not in {each.get("id") for each in page.all("div")}
         with visitor.client.stream("GET", "/live/overview") as stream:
             lines = stream.iter_lines()
             assert "event: trouble" in lines

@@ -165,7 +165,8 @@ class Site:
                 if _is_linked_elsewhere(request):
                     return HTMLResponse(_OPENED_AGAIN)
                 return visit.redirect("/login", next=target if target != "/" else None)
-        shown = {"problem": problem, "title": _title(problem)}
+        is_form = request.method == "POST"
+        shown = {"problem": problem, "title": _title(problem), "is_form": is_form}
         made = visit.render("problem.html", shown, problem.status_code)
         made.headers.update(problem.headers or {})
         return made
@@ -231,7 +232,7 @@ _TITLES = {
     401: "Log in first",
     403: "This is not allowed",
     404: "Page not found",
-    409: "Done before",
+    409: "Nothing was changed",
     422: "Invalid request",
     429: "Too many requests",
     503: "The server is busy",

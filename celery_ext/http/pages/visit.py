@@ -93,7 +93,7 @@ class Visit(Call):
     def take(self, form: Form) -> None:
         """Raises a Problem if a form was submitted before: twice would move tasks twice."""
         if (id := form.one("once")) and not self.pages.take_form(id):
-            raise Problem(409, "this form was sent before, and done: look at the result")
+            raise Problem(409, "this form was sent before: look at the list for its result")
 
     def redirect(self, path: str, **params: Any) -> Response:
         return RedirectResponse(self.url(path, **params), 303)
