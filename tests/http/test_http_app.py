@@ -56,6 +56,20 @@ def test_mounted(app: Celery) -> None:
     assert call("GET", "/delayed/v1/tasks").status_code == 503
 
 
+OTHERS = ["Basic YWRhOng=", "Bearer eyJhbGciOiJIUzI1NiJ9.e30.x", "Negotiate YII="]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_authorization_of_the_application_around_it(app: Celery, other: str) -> None:
+    api = Api(app, needs_token=False)
+    call, headers = Caller(api), {"Authorization": other}
+    for path in ("/", "/backlog", "/docs", "/healthz", "/v1/queues"):
+        assert call("GET", f"/delayed{path}", headers=headers).status_code == 200, path
+    wrong = {"Authorization": "Bearer kd_x"}
+    assert call("GET", "/delayed/v1/queues", headers=wrong).status_code == 401
+    api.close()
+
+
 def test_mounted_needs_a_token(app: Celery) -> None:
     api = Api(app)
     assert Caller(api)("GET", "/delayed/v1/tasks").status_code == 401

@@ -146,6 +146,14 @@ def test_where_a_login_leads(visitor: Visitor, tokens: Tokens, target: str, land
     assert all(part in cookie for part in ("httponly", "samesite=strict", "path=/"))
 
 
+@pytest.mark.parametrize("other", ["Basic YWRhOng=", "Bearer eyJhbGciOiJIUzI1NiJ9.e30.x"])
+def test_an_authorization_for_a_proxy(visitor: Visitor, tokens: Tokens, other: str) -> None:
+    visitor.client.headers["Authorization"] = other
+    page = visitor.log_in(tokens.create("till", ["read"])[1], "/backlog")
+    assert "Backlog" in page.text
+    assert visitor.client.get("/v1/queues").status_code == 401
+
+
 def test_a_link_of_another_site_replaces_no_cookie(
     visitor: Visitor, tokens: Tokens, api: httpx.Client
 ) -> None:

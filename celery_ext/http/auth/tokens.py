@@ -37,8 +37,11 @@ COOKIE = "delayed_session_"
 #: How long a submitted form is remembered.
 FORM_SECONDS = 3_600
 
+#: The prefix of all tokens, so that others in the same header can be told apart.
+PREFIX = "kd_"
+
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
-_FORM = re.compile(rf"kd_([0-9a-f]{{16}})_({_SECRET.pattern})")
+_FORM = re.compile(rf"{PREFIX}([0-9a-f]{{16}})_({_SECRET.pattern})")
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,7 @@ class Tokens(Secrets):
         )
         kept = json.dumps({**asdict(token), "hash": hash_of(secret)})
         self._delayed.store.run("HSET", self._key, token.id, kept)
-        return token, f"kd_{token.id}_{secret}"
+        return token, f"{PREFIX}{token.id}_{secret}"
 
     def list(self) -> list[Token]:
         """All tokens, the oldest first."""
