@@ -56,6 +56,16 @@ def test_what_takes_long_is_kept_for_a_minute_at_most(
     assert found == [1, 1, 2]
 
 
+def test_the_readings_of_a_thousand_queues_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The overview has three of each queue, and reads all of them every two seconds."""
+    clock, cache = Clock(monkeypatch), Cache()
+    for _ in range(2):
+        for of in ("metrics", "consumers", "forecast"):
+            for queue in range(1_000):
+                cache.get((of, queue), 1.0, clock.read)
+    assert clock.reads == 3_000
+
+
 def test_threads_wait_for_one_reading() -> None:
     cache, begun, go, reads = Cache(), threading.Event(), threading.Event(), []
 

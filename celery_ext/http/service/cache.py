@@ -12,8 +12,9 @@ from kombu.utils.functional import LRUCache
 
 T = TypeVar("T")
 
-#: How many readings are cached.
-KEPT = 1_000
+#: How many readings are cached: several of each of a thousand queues. With fewer, a look at all
+#: queues would drop the first readings before the next look could use them.
+KEPT = 5_000
 
 #: A slow reading is cached for SHARE times as long as it took, but for at most LONGEST seconds.
 SHARE, LONGEST = 20, 60.0
