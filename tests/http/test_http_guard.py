@@ -201,6 +201,22 @@ def test_answers(receiver: Receiver, given: Any, expected: Any) -> None:
     assert len(receiver.at(path)) == 1
 
 
+@pytest.fixture(params=["Asia/Tokyo", "America/New_York"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", request.param)
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def test_a_date_without_a_zone_is_in_utc(receiver: Receiver, zone: None) -> None:
+    """One of the three forms of a date in HTTP has no zone."""
+    date = time.asctime(time.gmtime(time.time() + 7_200))
+    receiver.answers["/busy"] = (200, b'{"code": 101}', {"Retry-After": date})
+    assert call(receiver, "/busy").retry_after == pytest.approx(7_200, abs=600)
+
+
 def test_nobody_is_there() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timezone
 from typing import Any
 
 from celery_ext.tasks.short_repr import printable
@@ -153,6 +154,8 @@ def _seconds(text: str | None) -> float | None:
     with suppress(ValueError, OverflowError):
         return max(float(int(text or "")), 0.0)
     try:
-        return max(parsedate_to_datetime(text or "").timestamp() - time.time(), 0.0)
+        at = parsedate_to_datetime(text or "")
+        at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+        return max(at.timestamp() - time.time(), 0.0)
     except (ValueError, TypeError, OverflowError):
         return None
