@@ -169,6 +169,13 @@ def drip(handler: Any) -> None:
         pass
 
 
+def negative_chunk(handler: Any) -> None:
+    """Send a chunk that would be read to the end of the connection, whatever the limit."""
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n")
+    handler.wfile.write(b"x" * 300)
+    handler.close_connection = True
+
+
 ANSWERS: list[tuple[Any, Any]] = [
     ((200, b'{"code": 100}', {}), Answer(100)),
     ((200, b'{"code": 101}', {}), Answer(101)),
@@ -186,6 +193,7 @@ ANSWERS: list[tuple[Any, Any]] = [
     ((200, b'{"code": 100}' + b" " * 100, {}), "longer than 100 bytes"),
     ((200, b'{"code": 100}', {"x": "y" * 70_000}), "LineTooLong"),
     (drip, "no answer within 0.3 s"),
+    (negative_chunk, "HTTPException: a chunk of -1 bytes"),
 ]
 
 

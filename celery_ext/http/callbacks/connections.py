@@ -30,6 +30,12 @@ class _Response(http.client.HTTPResponse):
                 return found
             http.client.parse_headers(self.fp)
 
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:  # the library would read all that comes, whatever the limit
+            raise http.client.HTTPException(f"a chunk of {size} bytes")
+        return size
+
 
 class Connection(http.client.HTTPConnection):
     """A connection to one of the addresses that were checked, even if DNS has changed since."""
