@@ -118,7 +118,8 @@ class Middleware:
         identity = await self._identity(scope, headers)
         scope["delayed.identity"] = identity
         scope["delayed.check"] = partial(self._identity, scope, headers)
-        self._rate_limit.check(identity.name)
+        if not self._site.is_asset(_path(scope)):
+            self._rate_limit.check(identity.name)
         body = _Body(receive, self._limit(_path(scope)), self._service.options.body_seconds)
         length = headers.get(b"content-length", "0")
         if length.isdecimal() and int(length) > body.limit:

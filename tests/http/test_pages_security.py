@@ -198,6 +198,15 @@ def test_wrong_tokens_are_slowed(
         assert visitor.client.get("/v1/queues", headers=right).status_code == 200
 
 
+def test_a_rate_is_not_for_what_pages_consist_of(serve: Serve) -> None:
+    """All visitors ask for it without their tokens: few of them would have used up the rate."""
+    with Visitor(serve(rate=0.001)) as visitor:
+        page = visitor.get("/backlog")
+        parts = [each["href"] for each in page.all("link")] + [page.all("script")[0]["src"]]
+        assert [visitor.client.get(path).status_code for path in parts * 2] == [200] * 6
+        assert visitor.client.get("/backlog").status_code == 429
+
+
 def test_a_stream_ends_with_its_login(
     visitor: Visitor, tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:

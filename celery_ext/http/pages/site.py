@@ -109,8 +109,12 @@ class Site:
         """Returns whether errors of a path are shown as pages."""
         return path in self._pages or path in ("/login", "/logout")
 
+    def is_asset(self, path: str) -> bool:
+        """Returns whether a path is that of a style or script, which each page loads."""
+        return path.startswith("/assets/")
+
     def is_open(self, path: str) -> bool:
-        return path.startswith("/assets/") or path in ("/login", "/logout")
+        return self.is_asset(path) or path in ("/login", "/logout")
 
     async def identity(self, visitor: HTTPConnection) -> Identity:
         """The visitor's identity. Raises a Problem if a login is needed."""
