@@ -108,6 +108,10 @@ def test_move_nowhere(
     form = page.form("/change")
     shown = visitor.post("/backlog/preview", {**sent(form), "to": "", **given}, 422)
     assert says in shown.text
+    wrong = [each for each in shown.all("input") if each.get("aria-invalid")]
+    assert [each["aria-describedby"] for each in wrong] == [
+        each["id"] for each in shown.all("p") if each.get("class") == "wrong"
+    ]
     confirm(visitor, page, 422, **{"to": "", **given})
     assert delayed.get("mail-0").eta == due  # type: ignore[union-attr]
     confirm(visitor, page, how="later", by="1h")
