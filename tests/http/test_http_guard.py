@@ -170,7 +170,7 @@ def drip(handler: Any) -> None:
 
 
 def negative_chunk(handler: Any) -> None:
-    """Send a chunk that would be read to the end of the connection, whatever the limit."""
+    """Send a chunk that the library would read to the end of the connection, without a limit."""
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n")
     handler.wfile.write(b"x" * 300)
     handler.close_connection = True

@@ -32,7 +32,7 @@ class _Response(http.client.HTTPResponse):
 
     def _read_next_chunk_size(self) -> int:
         size: int = super()._read_next_chunk_size()  # type: ignore[misc]
-        if size < 0:  # the library would read all that comes, whatever the limit
+        if size < 0:  # the library would read without a limit
             raise http.client.HTTPException(f"a chunk of {size} bytes")
         return size
 
