@@ -249,6 +249,27 @@ def test_the_lease_of_the_dead_ends(
     held.consumer.channel.consumer.lease.lost = True
 
 
+def test_nodes_that_have_lost_their_data_know_the_lease_again(
+    connect: Connect, cluster: Cluster, no_keeper: None
+) -> None:
+    """The thread of a node registers all queues there in one step, and the loop learns of it."""
+    channel = connect().channel()
+    node = channel.store.node_of("queue0")
+    names = [name for n in range(40) if channel.store.node_of(name := f"queue{n}") == node]
+    assert len(names) > 2
+    for name in names:
+        assert channel.basic_get(name) is None
+    lease = channel.consumer.lease
+    cluster.flush()
+    for name in names:
+        lease._until[name] = lease.clock() + lease.seconds / 3  # it is time to renew
+    lease._shares[node].step()
+    for name in names:
+        assert [consumer for consumer, _ in channel.store.leases.ends(name)] == [lease.consumer]
+    assert lease.outlasted == len(names)
+    assert not lease.lost
+
+
 @pytest.mark.skipif(not hasattr(stock.Channel, "_binding_ttl"), reason="new in Kombu 5.7")
 def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
     short = Queue("short", Exchange("short"), routing_key="short", expires=60)

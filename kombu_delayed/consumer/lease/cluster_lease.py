@@ -100,6 +100,15 @@ class Share(Lease):
     def lost(self, lost: bool) -> None:
         self._whole.lost = lost
 
+    @property
+    def outlasted(self) -> int:
+        """How many times the lease was registered again on any node."""
+        return self._whole.outlasted
+
+    @outlasted.setter
+    def outlasted(self, times: int) -> None:
+        self._whole.outlasted = times
+
     def step(self) -> float:
         """Renew on the queues of this node; returns seconds until the next step."""
         try:
