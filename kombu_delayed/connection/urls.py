@@ -30,6 +30,10 @@ SENTINEL_PORT, NODE_PORT = 26379, 6379
 _QUERY = ("virtual_host", "credential_provider")
 #: Kombu accepts these in a URL, but its own Redis transport ignores them, too.
 _WITHOUT_USE = ("connect_timeout", "heartbeat", "insist", "login_method")
+_PATHS = ("socket", "embedded")
+#: The path and the options of a URL, which may contain an @, too.
+_PATH = re.compile(r"(?:^|(?<=@))\.?/")
+_OPTIONS = re.compile(rf"\?(?:ssl_\w+|{'|'.join((*_QUERY, *_WITHOUT_USE))})=")
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def address(client: Connection) -> Address:
         return _from_list(scheme, client)
     if "://" in hostname:
         return _from_url(hostname, client)
-    is_path = scheme in ("socket", "embedded")
+    is_path = scheme in _PATHS
     return Address(
         scheme,
         host=hostname,
@@ -150,7 +154,7 @@ def _from_url(url: str, client: Connection) -> Address:
             f"the broker URL takes no option {unknown[0]!r} after '?', only ssl_… and "
             f"{', '.join(_QUERY)}; other options go into broker_transport_options"
         )
-    is_path = parts.scheme in ("socket", "embedded")
+    is_path = parts.scheme in _PATHS
     return Address(
         parts.scheme,
         host=parts.hostname,
@@ -251,14 +255,21 @@ def take_credentials(client: Connection) -> None:
         _keep_given(client)
     if scheme_of(client) in CLUSTERS:
         client.cycle = None  # each of its nodes knows all others
-    scheme, separator, rest = (client.hostname or "").partition("://")
-    credentials, at, host = rest.rpartition("@")
-    if not separator or not at:
+    scheme, credentials, at, host = _split(client.hostname or "")
+    if not at:
         return
     user, _, password = credentials.partition(":")
     client.userid = unquote(user) or client.userid
     client.password = unquote(password) or client.password
     client.hostname = f"{scheme}://{host}"
+
+
+def _split(url: str) -> tuple[str, str, str, str]:
+    """Return a URL's scheme, its credentials, the @ after them if there are any, and the rest."""
+    scheme, _, rest = url.partition("://")
+    after = _PATH if scheme.rpartition("+")[2] in _PATHS else _OPTIONS
+    credentials, at, host = (place := after.split(rest, maxsplit=1)[0]).rpartition("@")
+    return scheme, credentials, at, host + rest[len(place) :]
 
 
 def name_server(client: Connection) -> None:
@@ -332,8 +343,7 @@ def _as_uris(client: Connection, include_password: bool, mask: str) -> str:
     """Return the URLs of the whole list, whichever of them is in use."""
     shown: list[str] = []
     for url in _listed_urls(client):
-        scheme, _, rest = url.partition("://")
-        credentials, at, host = rest.rpartition("@")
+        scheme, credentials, at, host = _split(url)
         if not include_password:
             user, colon, _ = credentials.partition(":")
             credentials, host = user + (colon and f":{mask}"), host.partition("?")[0]

@@ -132,6 +132,11 @@ def named(connection: Connection) -> tuple[Any, ...]:
         ("sentinels://:p@a:5/1;delayed+sentinels://b", ("a", 5, "1")),
         ("rediscluster://a:7000;b:7001", ("a", 7000, "/")),
         ("redis://a:1/1;delayed+redis://b", ("a", 1, "1")),
+        # An @ may be part of a path.
+        ("rediss://u:p@h:1/0?ssl_ca_certs=/home/a@b.c/ca", ("h", 1, "0")),
+        ("sentinels://:p@a:5/1?ssl_ca_certs=/a@b/ca;delayed+sentinels://b", ("a", 5, "1")),
+        ("socket://u:p@/run/a@1/x.sock", ("delayed+socket:///run/a@1/x.sock", 6379, "/")),
+        ("embedded://./a@b", ("delayed+embedded://./a@b", 6379, "/")),
     ],
 )
 def test_a_connection_names_its_server(url: str, expected: tuple[Any, ...]) -> None:
@@ -263,6 +268,7 @@ def test_sentinels_that_would_lead_elsewhere(other: str, what: str) -> None:
     ("url", "masked"),
     [
         ("redis://u:secret@h:1/2", "redis://u:**@h:1/2"),
+        ("socket://u:secret@/run/a@1/x.sock", "socket://u:**@/run/a@1/x.sock"),
         ("rediss://:secret@h/0?ssl_cert_reqs=none", "rediss://:**@h/0"),
         ("socket://:secret@/tmp/x.sock", "socket://:**@/tmp/x.sock"),
         ("redis://u:secret@a/0;delayed+redis://u:secret@b/0", "redis://u:**@a/0"),
