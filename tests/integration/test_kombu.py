@@ -15,8 +15,11 @@ import pytest
 import redis
 from kombu import Connection, Exchange, Producer, Queue
 
+from kombu_delayed.errors import ReplicaError
+from kombu_delayed.transport import server_checks
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.mail import publish, unacked
+from tests.kit.servers import Server, free_port
 from tests.kit.wait import wait_until
 
 LONG_MS = 3_600_000
@@ -67,6 +70,27 @@ def test_any_number_of_connections(most: int | None, connect: Connect, mail: Que
     connection = connect(max_connections=most)
     publish(connection, "x")
     assert Inbox(connection, mail).receive(1) == ["x"]
+
+
+@pytest.mark.parametrize("is_up", [False, True])
+def test_failed_attempts_to_connect_use_up_no_ids(
+    is_up: bool, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kombu has 65,535 for channels, and a web process may try as often in a long outage."""
+
+    def refuse(*args: Any) -> None:
+        raise ReplicaError
+
+    monkeypatch.setattr(server_checks, "partition_size", refuse)
+    url = server.url if is_up else f"redis://127.0.0.1:{free_port()}"
+    with Connection(f"delayed+{url}") as connection:
+        for _ in range(3):
+            with pytest.raises(connection.connection_errors):
+                connection.transport.establish_connection()
+        assert not connection.transport._used_channel_ids
+        monkeypatch.undo()
+        if is_up:
+            assert connection.channel().channel_id == 1
 
 
 def test_a_queue_that_was_deleted_stays_away(connection: Connection, client: redis.Redis) -> None:
