@@ -110,6 +110,30 @@ def test_pubsub_subscribes_again_whoever_reconnected(
     turn_until(lambda: inbox.bodies == ["heard"], "it has heard")
 
 
+@pytest.mark.parametrize(
+    "stray", ["1", "null", "[]", "{}", '{"properties": {"body_encoding": "base64"}, "body": "A"}']
+)
+def test_what_another_program_publishes_to_a_fanout_exchange(
+    stray: str, loop: Loop, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its error would end all workers at once."""
+    loop.turn_until(lambda: subscribed(client), "it has subscribed")
+    client.publish("/0.news", stray)
+    loop.inbox.connection.Producer(exchange=NEWS).publish("good")
+    loop.turn_until(lambda: loop.inbox.bodies == ["good"], "the next message has come")
+    assert "A fanout message is dropped, as it cannot be read" in caplog.text
+
+
+def test_an_error_of_the_program_about_a_fanout_message_stays_its_own(
+    loop: Loop, client: redis.Redis
+) -> None:
+    loop.turn_until(lambda: subscribed(client), "it has subscribed")
+    loop.inbox.consumer.on_message = Mock(side_effect=KeyError("its own"))
+    loop.inbox.connection.Producer(exchange=NEWS).publish("x")
+    with pytest.raises(KeyError, match="its own"):
+        loop.turn_until(lambda: False, "it has come")
+
+
 def test_a_lost_pubsub_connection_is_opened_at_once(loop: Loop, client: redis.Redis) -> None:
     loop.turn_until(lambda: subscribed(client), "it has subscribed")
     began = monotonic()

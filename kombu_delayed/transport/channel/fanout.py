@@ -39,6 +39,22 @@ class FanoutChannel(ConnectingChannel):
         client.parse_response = partial(_read, client.parse_response)
         return client
 
+    def basic_consume(self, queue: str, *args: Any, **kwargs: Any) -> Any:
+        """Consume from `queue`. Copies from a fanout exchange that cannot be read are dropped."""
+        result = super().basic_consume(queue, *args, **kwargs)
+        if queue in self.active_fanout_queues:
+            callbacks = self.connection._callbacks
+            callbacks[queue] = partial(self._hand_copy, callbacks[queue])
+        return result
+
+    def _hand_copy(self, callback: Callable[[Any], None], payload: Any) -> None:
+        try:
+            callback(payload)
+        except Exception as error:
+            if self.qos.can_read(payload):
+                raise  # it is the program's own error
+            logger.error("A fanout message is dropped, as it cannot be read: %r", error)
+
     def _receive(self) -> bool:
         """Deliver what has come over the pub/sub connection; returns whether it was a message."""
         client, has_delivered, polled = self.subclient, False, True
