@@ -19,6 +19,7 @@ from kombu.asynchronous import Hub
 from kombu_delayed.transport.channel.fanout import LISTEN_RETRY_SECONDS
 from tests.kit.epolls import ghosts
 from tests.kit.inbox import Connect, Inbox
+from tests.kit.mail import publish
 from tests.kit.wait import wait_until
 
 NEWS = Exchange("news", type="fanout")
@@ -132,6 +133,37 @@ def test_an_error_of_the_program_about_a_fanout_message_stays_its_own(
     loop.inbox.connection.Producer(exchange=NEWS).publish("x")
     with pytest.raises(KeyError, match="its own"):
         loop.turn_until(lambda: False, "it has come")
+
+
+def test_a_fanout_message_that_comes_after_its_consumer_has_left(
+    loop: Loop, connect: Connect, client: redis.Redis
+) -> None:
+    """Its error would count as a lost connection, and give all messages back."""
+    loop.turn_until(lambda: subscribed(client), "it has subscribed")
+    loop.turn_idle()
+    connect().Producer(exchange=NEWS).publish("too late")
+    sock = loop.channel.subclient.connection._sock
+    wait_until(lambda: select.select([sock], [], [], 0)[0], "it is on its way")
+    loop.inbox.consumer.cancel_by_queue("reader")
+    publish(connect(), "x")
+    loop.turn_until(lambda: loop.inbox.bodies == ["x"], "the next message has come")
+    loop.turn_until(lambda: not subscribed(client), "the subscription has ended")
+    loop.turn_idle()
+
+
+def test_one_of_two_queues_of_a_fanout_exchange_is_cancelled(loop: Loop) -> None:
+    consumer = loop.inbox.consumer
+    consumer.add_queue(Queue("other", NEWS))
+    consumer.consume()
+    consumer.cancel_by_queue("other")
+    loop.turn_until(lambda: loop.channel.subscription.lasts, "it has subscribed again")
+    producer = loop.inbox.connection.Producer(exchange=NEWS)
+
+    def heard() -> list[Any]:
+        producer.publish("heard")
+        return loop.inbox.bodies
+
+    loop.turn_until(heard, "the other one receives messages")
 
 
 def test_a_lost_pubsub_connection_is_opened_at_once(loop: Loop, client: redis.Redis) -> None:

@@ -10,6 +10,7 @@ from queue import Empty
 from time import monotonic
 from typing import Any
 
+from kombu.utils.encoding import bytes_to_str
 from redis.exceptions import ResponseError
 
 from ...connection.native import get_logger
@@ -71,9 +72,23 @@ class FanoutChannel(ConnectingChannel):
             self._in_listen = None  # what `_receive_one` raises may be the program's own
             raise
 
+    def _handle_message(self, client: Any, response: Any) -> dict[str, Any]:
+        found: dict[str, Any] = super()._handle_message(client, response)
+        if found["pattern"] is not None and self._exchange(found) not in self._fanout_to_queue:
+            found["data"] = None  # it was on its way when its consumer was cancelled
+        return found
+
+    def _exchange(self, message: dict[str, Any]) -> str:
+        channel = bytes_to_str(message["channel"])
+        return str(channel.partition(".")[2] if channel[:1] == "/" else channel).partition("/")[0]
+
     def _basic_cancel(self, consumer_tag: str) -> Any:
+        before = {*self.active_fanout_queues}
         result = super()._basic_cancel(consumer_tag)
-        self.subscription.queues &= self.active_fanout_queues
+        if self.active_fanout_queues != before:
+            self.subscription.queues = frozenset()  # another queue may have the same topic
+            for queue in self.active_fanout_queues:
+                self._fanout_to_queue.setdefault(self._fanout_queues[queue][0], queue)
         return result
 
     def _unsubscribe_from(self, queue: str) -> None:
