@@ -118,8 +118,7 @@ class Options:
     )
     replica_timeout_seconds: float = _option(
         1.0,
-        "How long sending waits for `delayed_replicas_to_wait`. Must be less than "
-        "`socket_timeout`.",
+        "How long sending waits for `delayed_replicas_to_wait`, at most 90 % of `socket_timeout`.",
         least=0.01,
         most=60,
     )

@@ -164,6 +164,18 @@ def test_a_batch(connect: Connect, replica: Server) -> None:
     assert producer.channel.store.size("mail").ready == 6
 
 
+@pytest.mark.parametrize(
+    ("socket_timeout", "timeout_ms"), [(10, 9000), (60, 30_000), (None, 30_000)]
+)
+def test_the_wait_for_replicas_ends_before_the_connection_counts_as_lost(
+    socket_timeout: float | None, timeout_ms: int, connect: Connect
+) -> None:
+    """Kombu would send the message again, although it is stored."""
+    options = {"delayed_replicas_to_wait": 1, "delayed_replica_timeout_seconds": 30.0}
+    channel = connect(socket_timeout=socket_timeout, **options).channel()
+    assert channel.store.replicas == Replicas(1, timeout_ms)
+
+
 def test_who_waits_at_a_master_that_is_replaced_sends_again(
     connect: Connect, client: redis.Redis, replica: Server
 ) -> None:

@@ -32,6 +32,9 @@ from .. import server_checks
 #: beside greenlets may take no lock of `logging`.
 QUIET = {"protocol": 2}
 
+#: Sending waits for replicas at most for this fraction of `socket_timeout`.
+REPLICA_SHARE = 0.9
+
 
 class ConnectingChannel(stock.Channel):
     """A channel of Kombu's Redis transport with our options and connections."""
@@ -109,7 +112,9 @@ class ConnectingChannel(stock.Channel):
 
     def _replicas(self) -> Replicas | None:
         count, seconds = self.options.replicas_to_wait, self.options.replica_timeout_seconds
-        return Replicas(count, int(seconds * 1000)) if count else None
+        if self.socket_timeout:  # the sender would take a late answer for a lost connection
+            seconds = min(seconds, self.socket_timeout * REPLICA_SHARE)
+        return Replicas(count, max(int(seconds * 1000), 1)) if count else None
 
     def _client_of(self, pool: Any) -> redis.Redis:
         # A provider of streamed credentials only tells the pools of clients that name it.
