@@ -165,3 +165,16 @@ def test_a_consumer_keeps_an_expiring_queue_alive(connect: Connect, client: redi
     inbox.receive(1)
     inbox.drain(1)
     assert client.llen("brief") == 1
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_one_of_two_consumers_of_a_queue_leaves(leaves: int, connection: Connection) -> None:
+    """Both have the same channel. The other one would never end what it gets."""
+    consumers = [connection.SimpleQueue("q") for _ in range(2)]
+    for consumer in consumers:
+        with pytest.raises(consumer.Empty):
+            consumer.get(timeout=0)
+    consumers[leaves].close()
+    consumers[1 - leaves].put("x")
+    assert consumers[1 - leaves].get(timeout=60).payload == "x"
+    assert not consumers[leaves].buffer

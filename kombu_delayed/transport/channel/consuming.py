@@ -42,6 +42,8 @@ class ConsumingChannel(ConnectingChannel):
         self.handed_out = HandedOut(self)
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._receivers: dict[str, Any] = {}
+        #: Consumer tag -> its receiver and handler: a queue may have several consumers.
+        self._takers: dict[str, tuple[Any, Any]] = {}
         super().__init__(*args, **kwargs)
         self.QoS = type(self).QoS
 
@@ -113,6 +115,8 @@ class ConsumingChannel(ConnectingChannel):
         if queue not in self.active_fanout_queues:
             self._receivers[queue] = args[0] if args else kwargs.get("callback")
             self._handlers[queue] = self.connection._callbacks[queue]
+            tag = args[1] if len(args) > 1 else kwargs.get("consumer_tag", "")
+            self._takers[tag] = self._receivers[queue], self._handlers[queue]
             takes = no_ack or not self.ack_emulation
             consumer = self._ensure_consumer()
             for shard in self._shards(queue):
@@ -184,7 +188,12 @@ class ConsumingChannel(ConnectingChannel):
     def _basic_cancel(self, consumer_tag: str) -> Any:
         queue = self._tag_to_queue.get(consumer_tag)
         result = super()._basic_cancel(consumer_tag)
-        if queue and queue not in self._active_queues and self.consumer is not None:
+        self._takers.pop(consumer_tag, None)
+        if queue in self._active_queues:  # it has another consumer
+            for tag, taker in tuple(self._takers.items()):
+                if self._tag_to_queue.get(tag) == queue:
+                    self._receivers[queue], self._handlers[queue] = taker
+        elif queue and self.consumer is not None:
             # Its handler stays: a signal handler may do this while a message is handed over.
             for shard in [each for each in self.consumer.sources if queue_of(each) == queue]:
                 self.consumer.remove(shard)
