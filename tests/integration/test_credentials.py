@@ -13,6 +13,8 @@ import redis
 from kombu import Connection, Queue
 from kombu.transport import redis as stock
 
+from kombu_delayed.consumer.lease import keeper
+from kombu_delayed.transport import server_checks
 from tests.kit import mail
 from tests.kit.credentials import (
     VARIABLE,
@@ -176,3 +178,14 @@ def test_a_worker_goes_on_with_new_credentials(
         wait_for_users(client, NEW)
         assert set(ledger.runs().values()) == {1}
         assert worker.running
+
+
+def test_a_provider_by_import_path_leads_to_one_server(server: Server) -> None:
+    """It is checked once, and one thread keeps all leases on it."""
+    url = f"delayed+{server.url}?credential_provider=tests.kit.credentials.StreamedCredentials"
+    known = len(server_checks._partition_sizes), len(keeper._keepers)
+    for _ in range(3):
+        with Connection(url) as connection:
+            assert connection.channel().basic_get("mail") is None
+    found = len(server_checks._partition_sizes), len(keeper._keepers)
+    assert found == (known[0] + 1, known[1] + 1)

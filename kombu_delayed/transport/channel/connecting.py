@@ -123,8 +123,10 @@ class ConnectingChannel(stock.Channel):
 
     def _server(self) -> tuple[Any, ...]:
         parameters = self.pool.connection_kwargs
-        names = ("host", "port", "path", "db", "username", "credential_provider")
-        return tuple(parameters.get(name) for name in names)
+        names = ("host", "port", "path", "db", "username")
+        # Not the one in the pool: each pool makes one of an import path.
+        provider = urls.address(self.connection.client).credential_provider
+        return *map(parameters.get, names), provider
 
     def _partition_size(self, client: redis.Redis) -> int:
         key = format_version(self.global_keyprefix)
