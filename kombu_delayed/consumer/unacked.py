@@ -25,6 +25,9 @@ SMALL_CLAIM_SECONDS = 0.003
 #: The member of a payload that is handed to a worker of Celery.
 FOR_CELERY = "for_celery"
 
+#: The member of a payload that was taken without ack emulation: the queue or shard it came from.
+TAKEN_FROM = "taken_from"
+
 
 class Message(virtual.Message):
     """A message that becomes a dead letter when it is acked, if its body cannot be decoded."""
@@ -150,7 +153,14 @@ class QoS(virtual.QoS):
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
         """Put the message back into its queue, behind the waiting ones, or bury it."""
+        if requeue and not self.channel.ack_emulation:
+            self._send_again(delivery_tag)
         self._finish(REQUEUE if requeue else BURY, delivery_tag)
+
+    def _send_again(self, *tags: Any) -> None:
+        """Send messages again that were taken for good when they were handed out."""
+        for message in filter(None, map(self._delivered.get, tags)):
+            self.channel.send_again(message._raw)
 
     def _finish(self, verb: str, tag: Any) -> None:
         super().ack(tag)
@@ -226,6 +236,8 @@ class QoS(virtual.QoS):
         self._flush()
         self.release_failed()
         held, self.held = self.held, {}
+        if not self.channel.ack_emulation:
+            self._send_again(*self._delivered)
         self._delivered.clear()
         for tag, (queue, id) in held.items():
             self.outbox.done.append(Done(GIVE_BACK, queue, tag, id))

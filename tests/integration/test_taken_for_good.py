@@ -1,4 +1,7 @@
-"""Tasks of queues without acks, and those that are broadcast to all workers, run everywhere."""
+"""Tasks of queues without acks, and those that are broadcast to all workers, run everywhere.
+
+Without ack emulation, Kombu sends a message again that is requeued.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
+from tests.kit.mail import MAIL, publish
 from tests.kit.routes_app import BROADCAST, NO_ACK, add_queues
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
@@ -72,3 +78,32 @@ def both_listen(app: Celery, ledger: Ledger) -> bool:
 def counted(entries: list[dict[str, Any]]) -> Counter[str]:
     names = (each["id"].rstrip("0123456789") for each in entries)
     return Counter(name for name in names if name != "probe")
+
+
+@pytest.mark.parametrize("delay_ms", [None, 50])
+def test_a_requeued_message_comes_again_without_ack_emulation(
+    connect: Connect, client: redis.Redis, delay_ms: int | None
+) -> None:
+    inbox = Inbox(connect(ack_emulation=False), MAIL, ack=False)
+    publish(connect(), "x", delay_ms=delay_ms, message_id="one")
+    inbox.receive(1)
+    inbox.messages[0].requeue()
+    assert inbox.receive(2) == ["x", "x"]
+    assert inbox.messages[1].delivery_info["redelivered"]
+    assert inbox.messages[1].properties["message_id"] == "one"
+    inbox.messages[1].ack()
+    inbox.consumer.cancel()
+    assert not client.keys("*unacked*")
+    assert not client.exists("mail", "{mail}:messages")
+
+
+def test_recovered_messages_come_again_without_ack_emulation(connect: Connect) -> None:
+    connection = connect(ack_emulation=False)
+    publish(connection, 1, 2, 3)
+    channel = connection.channel()
+    first, second = channel.basic_get("mail"), channel.basic_get("mail")
+    assert [each.decode() for each in (first, second)] == [1, 2]
+    first.ack()
+    channel.basic_recover(requeue=True)
+    assert [channel.basic_get("mail").decode() for _ in range(2)] == [3, 2]
+    assert channel.basic_get("mail") is None

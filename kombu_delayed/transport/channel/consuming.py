@@ -16,11 +16,12 @@ from ...consumer.claiming.sources import AUTO_DELETE
 from ...consumer.consumer import Consumer
 from ...consumer.lease.lease import Lease
 from ...consumer.session import Session
-from ...consumer.unacked import FOR_CELERY, Message, QoS
+from ...consumer.unacked import FOR_CELERY, TAKEN_FROM, Message, QoS
 from ...errors import UNREACHABLE, FormatError, ServerFull
-from ...message.envelope import check_task
+from ...message.envelope import check_task, message_id, to_json
 from ...store.calls import instrumentation
 from ...store.calls.shards import LOOK_SECONDS, is_shard, queue_of
+from ...store.store import Entry
 from .connecting import ConnectingChannel, check_one_shard
 from .handed_out import HandedOut
 
@@ -218,6 +219,8 @@ class ConsumingChannel(ConnectingChannel):
         if found is None:
             return None
         payload, record = found
+        if not self.ack_emulation:
+            payload[TAKEN_FROM] = shard
         try:
             message = self.Message(payload, channel=self)
         except Exception as error:
@@ -242,7 +245,24 @@ class ConsumingChannel(ConnectingChannel):
         if str(getattr(taker, "__module__", "")).startswith("celery.worker."):
             check_task(payload)
             payload[FOR_CELERY] = True
+        if not self.ack_emulation:
+            payload[TAKEN_FROM] = shard
         self._handlers[queue](payload)
+
+    def send_again(self, payload: dict[str, Any]) -> None:
+        """Requeue a message without ack emulation. A copy from a fanout exchange has no queue."""
+        if (shard := payload.get(TAKEN_FROM)) is None:
+            return
+        ours = {FOR_CELERY, TAKEN_FROM}
+        message = {name: value for name, value in payload.items() if name not in ours}
+        info = {**payload["properties"]["delivery_info"], "redelivered": True}
+        new = {"delivery_info": info, "delivery_tag": self._next_delivery_tag()}
+        message["properties"] = {**payload["properties"], **new}
+        message["headers"] = {**payload["headers"], "redelivered": True}
+        message["headers"].pop("x-delay", None)  # it has waited
+        step = self.priority(self._get_message_priority(message))
+        entry = Entry(message_id(message), step, to_json(message))
+        self.store.publish(shard, [entry], self._expires.get(queue_of(shard), 0))
 
     def on_done(self) -> None:
         """Have acks and rejects sent soon, after a message was acked or rejected."""
