@@ -173,7 +173,7 @@ class MasterWatch:
         before, self.address = self.address, address
         was_held = False
         if epoch > self._epoch:
-            was_held = any(map(self._is_announced_by, self._holds))
+            was_held = any(map(self._is_announced_by, tuple(self._holds)))
             self._holds.clear()
         self._epoch = epoch
         return before not in (None, address) or was_held
