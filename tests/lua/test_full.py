@@ -12,6 +12,8 @@ from kombu_delayed.errors import ServerFull
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use
+from kombu_delayed.store.policies.declared import PolicyRecord
+from kombu_delayed.store.policies.overrides import Override
 from kombu_delayed.store.store import Limits, Store
 from tests.kit import claims
 from tests.kit.claims import deliver, full
@@ -43,6 +45,8 @@ def prepare(store: Store) -> None:
             "{q}:unacked:gone too": {str(tag): f"0{tag}" for tag in range(1500)},
             "{q}:consumers": {"A": 9000, "B": 9000, "gone": 900, "gone too": 900},
             "{q}:armed": "4000 A",
+            "{q}:unique-held": {"key": "a"},
+            "{q}:unique-until": {"key": 9000},
         },
     )
     store.now = "3000"
@@ -99,6 +103,40 @@ def free(store: Store) -> Any:
     return found, slots_in_use(store, "q"), claim(store, tag=20, gate=GATE)
 
 
+def free_slots(store: Store) -> Any:
+    found = deliver_gated(store)
+    (tag,) = store.client.hkeys("{q}:gate:slots:A")
+    claims.free(store, int(tag))
+    return found, slots_in_use(store, "q"), claim(store, tag=20, gate=GATE)
+
+
+def hold(store: Store) -> int:
+    return store.ask("hold", "q", entries=["key", "a", 60_000])
+
+
+def refund(store: Store) -> Any:
+    gate = Gate("v", (LimitNumbers("all", 0, 60_000.0, 3),))
+    found = admit(store), claim(store, gate=gate)
+    given = {"limits": gate.numbers, "due_ms": 1000, "uses": ["all:", 1]}
+    return found, store.ask("refund", "q", **given)
+
+
+def pause(store: Store) -> Any:
+    store.pauses.pause("q", "me", "it is full")
+    return store.pauses.of("q"), claim(store), store.pauses.resume("q"), claim(store)
+
+
+def set_limit(store: Store) -> Any:
+    found = deliver_gated(store)
+    store.overrides.set("q", "all", Override(2, 60_000.0, 2))
+    return found, claim(store, tag=20, gate=GATE), store.overrides.reset("q", "all")
+
+
+def declare(store: Store) -> Any:
+    ours = store.policies.declare("q", "{}", "me", PolicyRecord())
+    return ours, store.policies.declare("q", "{1}", "me", store.policies.read("q"))
+
+
 def leave_running(store: Store) -> Any:
     found = deliver_gated(store)
     store.leases.leave("q", "A", [10])
@@ -124,6 +162,14 @@ WORKS: dict[str, Call] = {
     "deliver through a gate": deliver_gated,
     "deliver past a gate": lambda s: (deliver_gated(s), claim(s, tag=20, gate=OPEN_GATE)),
     "free": free,
+    "free slots": free_slots,
+    "hold": hold,
+    "refund": refund,
+    "call": lambda s: (deliver_gated(s), s.ask("call", "q")),
+    "latest": lambda s: s.ask("latest", "q", key="k", due_ms=2000),
+    "pause and resume": pause,
+    "set a limit": set_limit,
+    "declare": declare,
     "leave with tasks that run": leave_running,
     "clear": lambda s: (admit(s), s.purge("q")),
     "deliver": claim,

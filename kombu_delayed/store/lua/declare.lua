@@ -9,5 +9,6 @@
 -- include: clock
 -- returns 1, or 0 if another version is declared
 if (redis.call('HGET', policies, 'version') or '') ~= known then return 0 end
+redis.call('HDEL', policies, '')  -- a full server accepts writes only after a script has freed memory
 redis.call('HSET', policies, 'version', version, 'text', text, 'by', by, 'at', string.format('%.0f', now_ms))
 return 1

@@ -5,6 +5,7 @@
 --   entries: key, id of its task, ms from now on (0: the task has ended); …
 -- include: clock
 -- returns how many keys belonged to these tasks; O(log n) a key
+redis.call('PERSIST', unique_until)  -- a full server accepts writes only after one that takes no memory
 local count = 0
 for i = 1, #entries, 3 do
   local key, left_ms = entries[i], tonumber(entries[i + 2])

