@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from kombu_delayed.connection.stock import stock_consumers
-from kombu_delayed.errors import CompressionError, MessageError, OptionError
+from kombu_delayed.errors import CompressionError, MessageError, OptionError, ServerFull
 from kombu_delayed.inspection.backlog import Backlog, Move, queues
 from kombu_delayed.inspection.doctor import examine_queue
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
@@ -23,6 +23,7 @@ from kombu_delayed.message import compressing, zstd
 from kombu_delayed.message.envelope import open_kept
 from kombu_delayed.message.ticket import Gate, Ticket, put_ticket
 from kombu_delayed.message.zstd import train
+from kombu_delayed.store.ledgers import Job, LedgerStore
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.claims import deliver, full
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
@@ -332,6 +333,26 @@ def test_a_full_server_takes_no_dictionary(store: Store, client: redis.Redis) ->
     with full(client):
         assert store.dictionaries.packer("q")[1] == ""
     assert not client.exists(DICTIONARIES)
+
+
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_full_server_takes_no_compressed_message(
+    store: Store, client: redis.Redis, expires: bool
+) -> None:
+    if expires:  # the queue was empty for a while
+        client.expire(DICTIONARIES, 600)
+    more = [Entry(ID, 0, task(ID), "2000")]
+    job = LedgerStore(store, Job("job", "run", 60))
+    job.shards.count("q")
+    before = client.keys(), client.ttl(DICTIONARIES) > 0, store.size("q")
+    with full(client):
+        for each in (store, job):
+            with pytest.raises(ServerFull):
+                each.schedule("q", more)
+    assert (client.keys(), client.ttl(DICTIONARIES) > 0, store.size("q")) == before
+    store.schedule("q", more)
+    assert is_compressed(kept(client, ID))
+    assert client.ttl(DICTIONARIES) == -1
 
 
 # Dictionaries.

@@ -4,6 +4,9 @@
 -- because it was empty (`forget_dictionaries`), they stay now.
 local function takes_compressed()
   if redis.call('HEXISTS', dictionaries, dictionary) == 0 or layout_of(messages).last == 0 then return false end
-  redis.call('PERSIST', dictionaries)
+  if redis.call('PTTL', dictionaries) >= 0 then
+    redis.call('HINCRBY', dictionaries, 'count', 0)  -- changes nothing, but a full server refuses it, and so the messages
+    redis.call('PERSIST', dictionaries)
+  end
   return true
 end
