@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from shlex import quote
 from typing import NamedTuple
 
@@ -140,8 +140,11 @@ class Backlog:
         run, keys = self.store.run, self._keys
         numbers = range(2, int(run("HGET", keys.duplicates, id) or 1) + 1)
         members = [id, *(f"{id}\x1f{n}" for n in numbers)]
-        found = self.store.ask("records", self.queue, hash=keys.messages, fields=members)
-        pairs = zip(members, found, strict=True)
+        given = {"hash": keys.messages}
+        found = [
+            self.store.ask("records", self.queue, **given, fields=some) for some in chunks(members)
+        ]
+        pairs = zip(members, chain.from_iterable(found), strict=True)
         return [
             waiting_of(self.store, self.queue, name, record) for name, record in pairs if record
         ]

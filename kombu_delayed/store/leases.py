@@ -241,8 +241,9 @@ class Leases:
         self, queue: str, consumer: str, entries: Sequence[tuple[int, str, str]]
     ) -> None:
         """Restore the slots of messages, given as (tag, id, slots), on a server that lost them."""
-        given = [part for each in entries for part in each]
-        self._store.ask("keep_slots", queue, consumer, entries=given)
+        for some in chunks(entries):
+            given = [part for each in some for part in each]
+            self._store.ask("keep_slots", queue, consumer, entries=given)
 
     def leave(self, queue: str, consumer: str, running: Collection[int | str] = ()) -> None:
         """Release all messages of `consumer`, pass its promise on and end its lease.
@@ -255,7 +256,8 @@ class Leases:
             pass
 
     def _leave_call(self, queue: str, consumer: str, running: Collection[int | str]) -> Call:
-        return self._store.call("leave", queue, consumer, limit=CALL_LIMIT, running=running)
+        tags = " ".join(map(str, running))
+        return self._store.call("leave", queue, consumer, limit=CALL_LIMIT, running=tags)
 
     def leave_all(
         self, queues: Sequence[str], consumer: str, running: Callable[[str], Collection[int | str]]

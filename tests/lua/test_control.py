@@ -142,6 +142,13 @@ def test_a_page_is_bounded_in_bytes(backlog: Backlog, monkeypatch: pytest.Monkey
     assert 4 < max(map(len, pages)) < 10  # so many and the rest of their partition
 
 
+def test_very_many_messages_may_share_an_id(backlog: Backlog, client: redis.Redis) -> None:
+    """More than a script of the server takes as a list."""
+    schedule(backlog, *(entry("x", 2000 + n, body=str(n)) for n in range(3)))
+    client.hset("{q}:duplicates", "x", 8_001)  # the others were cancelled
+    assert [each.member for each in backlog.get("x")] == ["x", "x\x1f2", "x\x1f3"]
+
+
 def test_a_full_server_can_be_emptied_page_by_page(backlog: Backlog, client: redis.Redis) -> None:
     backlog.store.partition_size = 300
     fill(backlog, 200, 1)

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from kombu_delayed.consumer.lease.standstill import Progress, Unbegun
+from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.store.store import Entry, Store
 from tests.crash.dying import Reader
+from tests.kit import claims
 from tests.kit.state import message
 
 pytestmark = pytest.mark.usefixtures("no_keeper")
@@ -79,3 +82,29 @@ def test_slots_of_tasks_that_ran_in_this_thread_do_not_wait(
     reader = reader_of(store, ends_here=True)
     reader.consumer.step()
     assert told == [("free", [1]), ("free", [2])]
+
+
+#: More arguments than a script of the server can take as a list.
+MANY = 8_001
+
+
+def test_a_consumer_may_have_very_many_running_tasks(store: Store) -> None:
+    """It restores their slots on a server that has lost them, and leaves while they run."""
+    claims.deliver(store)
+    store.leases.keep_slots("q", "A", [(n, f"m{n}", "|all:*1") for n in range(MANY)])
+    assert slots_in_use(store, "q") == {"all:": MANY}
+    store.leases.leave("q", "A", range(MANY))
+    assert slots_in_use(store, "q") == {"all:": MANY}
+    store.leases.leave("q", "A", [7])
+    assert slots_in_use(store, "q") == {"all:": 1}
+
+
+def test_a_stuck_consumer_gives_very_many_messages_back(store: Store) -> None:
+    claims.deliver(store)
+    store.leases.keep_slots("q", "A", [(n, f"m{n}", "|all:*1") for n in range(MANY)])
+    unbegun = [Unbegun("q", n, has_slots=True) for n in range(MANY)]
+    clock = itertools.count(0.0, 10.0)
+    progress = Progress(5.0, lambda: next(clock), lambda: unbegun, lambda *_: None, lambda: ())
+    progress.check(store, "A")
+    assert slots_in_use(store, "q") == {}
+    assert progress.taken == []

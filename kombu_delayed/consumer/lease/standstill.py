@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ...connection import native
 from ...errors import UNREACHABLE
-from ...store.store import Store
+from ...store.store import Store, chunks
 
 logger = native.get_logger(__name__)
 
@@ -114,7 +114,8 @@ class Progress:
     def _release_of(self, queue: str, mine: list[Unbegun], store: Store, consumer: str) -> None:
         store.release(queue, consumer, [each.tag for each in mine])
         if slots := [each.tag for each in mine if each.has_slots]:
-            store.free(queue, consumer, slots, on_error=lambda: None)
+            for some in chunks(slots):
+                store.free(queue, consumer, some, on_error=lambda: None)
             store.run.settle()
         self._left = [each for each in self._left if each.queue != queue]
 
