@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import redis
 
+from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.store.dead_letters import UNREADABLE_NOTE, DeadLetter
 from kombu_delayed.store.keys import SEPARATOR
 from kombu_delayed.store.store import Limits, Store
@@ -227,6 +228,15 @@ def test_replayed_starts_to_count_anew(store: Store, client: redis.Redis) -> Non
         fail(store, "release", tag)
         assert store.dead.ids("q") == ids
     assert store.dead.letters("q", ["a"])[0].deliveries == 2
+
+
+def test_a_time_before_1970_is_past(store: Store, client: redis.Redis) -> None:
+    waits = '{"wait":{"first_due_ms":500},' + B[1:]
+    seed(client, dead_keys({"a": "0" + A, "b": "0" + waits}))
+    assert store.dead.replay("q", ["a", "b"], -5000) == 2
+    first, second = deliver(store).records
+    assert first == b"0" + A.encode()
+    assert open_envelope(second[1:], 1).id == "b"
 
 
 def test_many_at_once(store: Store, client: redis.Redis) -> None:
