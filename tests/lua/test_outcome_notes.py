@@ -14,6 +14,8 @@ from kombu_delayed.store.store import Store
 AGE_MS = 100_000
 KEPT = Kept(320, AGE_MS)
 HEAD = '["t","mail",null]\n'
+#: The times of the next attempts at two tasks.
+AT = {"a": -62_135_596_800_000, "b": 2000}
 
 
 def note(store: Store, *notes: tuple[str, str], worker: str = "w:1:a", alive_ms: int = 50) -> None:
@@ -58,6 +60,15 @@ def test_a_task_is_in_the_list_of_its_last_state(states: str, lists: str, store:
         HEAD.strip(),
         *(f'["{state}",1000,0,"w:1:a"]' for state in states),
     ]
+
+
+def test_a_retry_may_have_an_eta_before_1970(store: Store) -> None:
+    """It runs at once. The notes of other tasks are in the same call."""
+    note(store, ("a", "s"), ("b", "s"))
+    made = [Note(id, "~", at, False, HEAD, f'["~",1000,0,{at}]\n') for id, at in AT.items()]
+    store.all_of(Outcomes(store).note_calls("q", made, KEPT))
+    assert all(f'["~",1000,0,{AT[id]}]' in str(known(store, id)) for id in AT)
+    assert listed(store, "running") == set()
 
 
 def test_many_successes_push_out_the_oldest_and_nothing_else(

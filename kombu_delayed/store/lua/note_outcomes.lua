@@ -65,7 +65,7 @@ end
 local goes_to = {}
 for i = 1, #entries, FIELDS do
   local id = entries[i]
-  local state, score, slow, head, lines = entries[i + 1]:match('^(%S+) (%d+) (%a*)\n([^\n]*\n)(.*)$')
+  local state, score, slow, head, lines = entries[i + 1]:match('^(%S+) (%-?%d+) (%a*)\n([^\n]*\n)(.*)$')
   local known, to = texts[id], TABLE_OF[state] or 'ended'
   local before = known and not is_of_another(known, head) and known
   if before and to == 'ended' and before:find('\n%["[-~]"') then to = 'failed' end
