@@ -96,6 +96,18 @@ def test_duplicates_are_forgotten_when_they_leave(
         assert ("{q}:duplicates" in state(client)) == (now < forgotten_at)
 
 
+def test_messages_due_at_the_end_of_time_are_in_their_partitions(
+    store: Store, client: redis.Redis
+) -> None:
+    store.partition_size = 4
+    last = 253_402_300_799_999
+    store.schedule("q", [entry(f"a{n}", last - n) for n in (4, 3, 1, 0)])
+    assert len(state(client)["{q}:partitions"]) == 2
+    store.partition_size = 100
+    store.schedule("q", [entry(f"b{n}", last - n) for n in (4, 3, 0)])
+    assert len(check_backlog(client)) == 7
+
+
 @pytest.mark.parametrize("expires_ms", [60_000, 0])
 def test_all_but_the_backlog_expires(expires_ms: int, store: Store, client: redis.Redis) -> None:
     sent = [entry("a", 2000), entry("b", 500), entry("c", 500, step=3)]

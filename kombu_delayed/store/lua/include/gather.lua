@@ -20,7 +20,7 @@ local function find_place(due_ms)
   local found = partition_for(due_ms)
   if found == place then
     from_ms = tonumber(redis.call('ZSCORE', partitions, place))
-    local after = redis.call('ZRANGEBYSCORE', partitions, '(' .. due_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
+    local after = redis.call('ZRANGEBYSCORE', partitions, string.format('(%.0f', due_ms), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
     to_ms = tonumber(after[2] or math.huge)
   else
     index_gathered()
