@@ -56,3 +56,15 @@ def test_a_move_in_the_backlog(
     store.schedule("q", [entry("a", 9000)], expires_ms=MS)
     assert move(Backlog(store, "q"))
     assert 0 < client.pttl("q") <= MS
+
+
+@pytest.mark.parametrize("other", ["host:1:aaaaaaaa-1000", "of version 0.1.0"])
+def test_the_lease_of_a_dead_consumer_expires_when_another_one_leaves(
+    other: str, store: Store, client: redis.Redis
+) -> None:
+    """One of version 0.1.0 may live, and cannot extend the expiry."""
+    for name in (other, "host:2:bbbbbbbb-1000"):
+        store.deliver("q", name, 1, 1, lease_ms=1000, expires_ms=MS)
+    store.leases.leave("q", "host:2:bbbbbbbb-1000")
+    left_ms = client.pttl("{q}:consumers")
+    assert left_ms == -1 if other == "of version 0.1.0" else 0 < left_ms <= MS + 10_000

@@ -13,7 +13,8 @@ if left > 0 then return left end
 if (redis.call('GET', armed) or ''):match(' (.-)%*?$') == consumer then redis.call('DEL', armed) end
 if redis.call('EXISTS', slots_held) == 0 then redis.call('ZREM', consumers, consumer) end
 if redis.call('EXISTS', consumers) == 0 then redis.call('DEL', granted_by) end
-redis.call('PERSIST', consumers)  -- the remaining consumers let it expire again, but older code cannot
+local note_ms = redis.call('PTTL', of_queue('expires'))
+if note_ms > 0 then leases_last_for(consumers, note_ms) else redis.call('PERSIST', consumers) end
 if redis.call('EXISTS', of_queue('ledgers-until')) == 1 then  -- after the last request the queue may have no other consumer
   -- include: past_ledgers
   drop_past_ledgers(of_queue('ledgers-until'))
