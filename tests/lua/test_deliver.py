@@ -138,6 +138,27 @@ def test_member_without_its_message_is_passed_over(store: Store, client: redis.R
     assert "{q}:partitions" not in state(client)
 
 
+@pytest.mark.parametrize("gate", [None, Gate("v1")])
+def test_a_partition_that_was_evicted_stops_no_other(
+    gate: Gate | None, store: Store, client: redis.Redis
+) -> None:
+    store.partition_size = 2
+    store.schedule("q", [entry(str(n), 2000 + n) for n in range(6)])
+    names = client.zrange("{q}:partitions", 0, -1)
+    keys = [b"{q}:delayed:" + name for name in names]
+    left = [id.decode() for key in keys[2:] for id in client.zrange(key, 0, -1)]
+    client.delete(*keys[:2])
+    store.now = "3000"
+    found: list[str] = []
+    for tag in (1, 11):  # the first call finds the second partition gone
+        found += bodies(deliver(store, tag=tag, gate=gate))
+    assert found == left != []
+    assert not client.exists("{q}:partitions")
+    fixed = {each.kind: each.fixed for each in examine_queue(store, "q", fix=True)}
+    assert fixed["orphan"] == 6 - len(left)
+    assert len(deliver(store, tag=21, gate=gate).records) == 6 - len(left)
+
+
 @pytest.mark.parametrize(("promotions", "size"), [(1, 128), (3, 128), (3, 2), (5, 4)])
 def test_promotions_are_bounded(
     promotions: int, size: int, store: Store, client: redis.Redis
