@@ -45,6 +45,20 @@ def test_a_second_one(
     assert after["{q}:wake"] == {"due": wake}
 
 
+@pytest.mark.parametrize("until_end", [False, True])
+@pytest.mark.parametrize("conflict", ["refuse", "replace", "debounce"])
+def test_an_id_that_another_message_has(conflict: str, until_end: bool, store: Store) -> None:
+    """Its sender, who has lost the answer, sends it again; then comes one with another id."""
+    store.schedule("q", [entry("a", 2000)])
+    own = entry("a", 3000, body="own")
+    for _ in range(2):
+        outcome = store.schedule_unique("q", own, "k", conflict, until_end=until_end)
+        assert outcome == ("stored", "")
+    done, _ = store.schedule_unique("q", entry("b", 4000), "k", conflict, until_end=until_end)
+    assert done == {"refuse": "refused", "replace": "replaced", "debounce": "pushed"}[conflict]
+    assert store.size("q").delayed == 2
+
+
 def test_what_is_past_is_cleared(store: Store, client: redis.Redis) -> None:
     for n in range(25):
         send(store, entry(str(n), 2000), key=str(n))

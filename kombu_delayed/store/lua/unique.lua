@@ -85,8 +85,14 @@ other = redis.call('HGET', unique, key)
 local kept = other and bucket_get(messages, other)
 if kept and not parts_of(kept) then kept = nil end  -- it was damaged
 local at = string.format('%.0f', due_ms)
-if kept and other == id and same(kept, record) then
-  bucket_set(messages, id, kept)  -- a write for the sender's WAIT to wait for
+
+-- Whether the message that has the key has this id. Its name differs if another message had that id.
+local function has_id(its_id)
+  return kept and (other == its_id or id_of_field(other) == its_id)
+end
+
+if has_id(id) and same(kept, record) then
+  bucket_set(messages, other, kept)  -- a write for the sender's WAIT to wait for
   return {'stored', '', 'already', at, ''}
 end
 if conflict == 'retry' then
@@ -95,7 +101,7 @@ if conflict == 'retry' then
   if until_end == 1 and (not holder or holder == id) then hold(id, due_ms) end
   return {'stored', '', state, at, ''}
 end
-if holder and not (kept and holder == other) then
+if holder and not has_id(holder) then
   return {holder == id and 'stored' or 'refused', holder == id and '' or holder, 'already', at, ''}
 end
 if kept and conflict == 'refuse' then return {'refused', other, 'already', at, ''} end
