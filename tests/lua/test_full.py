@@ -45,11 +45,17 @@ def prepare(store: Store) -> None:
             "{q}:unacked:gone too": {str(tag): f"0{tag}" for tag in range(1500)},
             "{q}:consumers": {"A": 9000, "B": 9000, "gone": 900, "gone too": 900},
             "{q}:armed": "4000 A",
-            "{q}:unique-held": {"key": "a"},
-            "{q}:unique-until": {"key": 9000},
+            "{q}:unique": {"past": "gone"},
+            "{q}:unique-due": {"past": 500},
+            "{q}:unique-held": {"key": "a", "past": "gone"},
+            "{q}:unique-until": {"key": 9000, "past": 500},
         },
     )
     store.now = "3000"
+
+
+def unique(store: Store, due_ms: int) -> Any:
+    return store.schedule_unique("q", entry("n", due_ms), "new", "refuse", until_end=True)
 
 
 REFUSED: dict[str, Call] = {
@@ -62,6 +68,8 @@ REFUSED: dict[str, Call] = {
     "publish": lambda s: s.publish("q", [entry("n"), entry("m", step=3)]),
     "publish with an expiry": lambda s: s.publish("q", [entry("n")], 60_000),
     "publish to a new queue": lambda s: s.publish("new", [entry("n")]),
+    "schedule a unique message": lambda s: unique(s, 9000),
+    "schedule a unique message that is due": lambda s: unique(s, 500),
     "replay": lambda s: s.dead.replay("q", ["x", "y"]),
     "replay at a time": lambda s: s.dead.replay("q", ["x", "y"], 4500),
     "schedule to a new queue": lambda s: s.schedule("new", [entry("n", 9000)]),
