@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_ext.http.dialects.claims import new_name
 from kombu_delayed.inspection.backlog import Backlog, Move
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Entry, Size, Store
@@ -133,13 +134,22 @@ def test_a_large_hash_of_an_older_format_is_moved_bit_by_bit(
     assert len(check_backlog(client)) == 2998
 
 
-def test_beside_workers_that_know_no_buckets(store: Store, client: redis.Redis) -> None:
+@pytest.mark.parametrize("name", ["host-1-abc.0", f"http:12:{'5c' * 16}"])
+def test_beside_workers_that_know_no_buckets(name: str, store: Store, client: redis.Redis) -> None:
     """Their names do not end with a lease length; messages they promote would be lost."""
-    client.zadd("{q}:consumers", {"host-1-abc.0": 1})
+    client.zadd("{q}:consumers", {name: 1})
     store.schedule("q", entries(500))
     assert len(buckets(client)) == 1
-    client.zrem("{q}:consumers", "host-1-abc.0")
+    client.zrem("{q}:consumers", name)
     store.schedule("q", entries(100, 500))
+    assert len(buckets(client)) > 1
+
+
+def test_programs_that_get_messages_over_http_know_buckets(
+    store: Store, client: redis.Redis
+) -> None:
+    client.zadd("{q}:consumers", {new_name(): 1})
+    store.schedule("q", entries(500))
     assert len(buckets(client)) > 1
 
 

@@ -67,8 +67,8 @@ class ScoredStore(OnceStore):
 
 
 def new_name() -> str:
-    """A new name for a consumer: see `HTTP_CONSUMER`."""
-    return f"http:{os.getpid()}:{secrets.token_hex(16)}"
+    """A new name for a consumer: see `HTTP_CONSUMER`. The zeros are missing in version 0.1."""
+    return f"http:{os.getpid()}:00000000{secrets.token_hex(12)}"
 
 
 def begin_lease(store: Store, shard: str, consumer: str, lease_ms: int) -> None:

@@ -3,10 +3,11 @@
 local BUCKET_FIELDS = 2  -- a bucket with this many fields is never full, however large they are
 local unchecked = {}     -- key -> bytes added since one of its buckets was checked; the first addition of a call checks
 
--- A worker of version 0.1.0 would not find the messages in buckets. Its name does not end with the length of its lease.
+-- A worker of version 0.1.0 would not find the messages in buckets. Its name does not end with the length of its lease,
+-- and that of a program that got messages over its HTTP server has no zeros.
 local function all_know_buckets(key)
   for _, name in ipairs(redis.call('ZRANGE', key:match('^.*}:') .. 'consumers', 0, -1)) do
-    if not name:find('%-%d+$') then return false end
+    if not (name:find('%-%d+$') or name:find('^http:%d+:00000000')) then return false end
   end
   return true
 end
