@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pyarrow.dataset
 import pytest
 import redis
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 from celery_ext.spark.events import (
     ArchiveError,
@@ -343,6 +343,32 @@ def test_a_merge_that_was_killed(
     assert compact_archive(spark, str(path)) == Compacted(0, 0)
     assert directories(path) == ["00000000-00000002", "00000003"]
     assert found(spark, path) == numbers(path) == all_
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_merge_that_ends_while_an_archive_is_listed(
+    is_listed: bool,
+    log: Log,
+    tell: Any,
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The reader does not leave out the batches of a range whose files it has not listed."""
+    path, list_files, merges = tmp_path / "archive", DataFrameReader.parquet, [compact_archive]
+    tell(40)
+    log(max_rows_per_trigger=10)
+
+    def listing(reader: DataFrameReader, *paths: str) -> DataFrame:
+        if not paths[0].endswith("batch=*"):
+            return list_files(reader, *paths)
+        files = list_files(reader, *paths) if is_listed else None
+        for merge in (merges.pop() for _ in [*merges]):
+            assert merge(spark, str(path)) == Compacted(3, 0)
+        return files or list_files(reader, *paths)
+
+    monkeypatch.setattr(DataFrameReader, "parquet", listing)
+    assert found(spark, path) == list(range(1, 41))
 
 
 def test_one_merge_at_a_time(

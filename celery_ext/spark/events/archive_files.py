@@ -77,9 +77,12 @@ def merged(spark: SparkSession, path: str) -> list[str]:
 def batches_of(spark: SparkSession, path: str) -> DataFrame:
     """The events of all batches; merged batches are only read from their ranges."""
     schema = StructType([*SCHEMA.fields]).add("batch", StringType())
-    found = spark.read.schema(schema).option("basePath", path).parquet(f"{path}/batch=*")
+    ranges, before = merged(spark, path), None
+    while ranges != before:  # a merge that ended while Spark listed the files
+        found = spark.read.schema(schema).option("basePath", path).parquet(f"{path}/batch=*")
+        before, ranges = ranges, merged(spark, path)
     # A condition on directories, so Spark does not read the others.
-    return events_in(found.where(_counts(merged(spark, path))))
+    return events_in(found.where(_counts(ranges)))
 
 
 def events_in(found: DataFrame) -> DataFrame:
