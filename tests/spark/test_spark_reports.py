@@ -174,3 +174,16 @@ def test_never_delivered(spark: SparkSession) -> None:
         ("waits", 480.0),
         ("waits for a limit", 480.0),
     ]
+
+
+def test_a_retry_that_was_never_delivered(spark: SparkSession) -> None:
+    """The message of the failed attempt is acked after the retry was scheduled."""
+    retried = "0 scheduled due=10, 10 delivered, 11 scheduled due=50, 12 acked due=10"
+    told = {
+        "waits": retried,
+        "done": f"{retried}, 51 delivered due=50, 52 acked",
+        "cancelled": f"{retried}, 13 cancelled due=50",
+        "clock": "100 acked",
+    }
+    found = queries.never_delivered(happened(spark, told))
+    assert values(found, "id", "scheduled_at", "overdue_seconds") == [("waits", naive(11), 50.0)]

@@ -13,7 +13,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kombu_delayed.errors import DelayedError, OptionError
@@ -23,7 +23,7 @@ from kombu_delayed.store.store import CALL_LIMIT
 
 from ..connect import connected
 from ..options import BrokerOptions, WriteOptions
-from ..reports.queries import event_order
+from ..reports.queries import event_order, of_last_due
 from ..sink.backup_rows import COLUMNS, IS_THERE
 from ..sink.pace import Pace
 from ..sink.registry import JobReport
@@ -44,9 +44,6 @@ STATES = {
 
 #: States in which no worker has started the task.
 UNTOUCHED = ("delayed", "waiting", "ready")
-
-#: Events that may give a message another due time.
-_SCHEDULES = ("scheduled", "rescheduled", "replayed")
 
 _MESSAGE = ("queue", "id")
 
@@ -76,15 +73,11 @@ def missed(
     later events. For messages that were never delayed, `at` counts as the due time.
     """
     order = F.struct(*event_order())
-    is_schedule = F.col("event").isin(*_SCHEDULES)
-    last_due = F.max_by(F.struct("due"), F.when(is_schedule, order))
     facts = F.struct("event", "task", "tenant", "due", "at")
     state = F.create_map(*(F.lit(text) for pair in STATES.items() for text in pair))
     when = F.coalesce("due", "at")
     found = (
-        events.withColumn("_due", last_due.over(Window.partitionBy(*_MESSAGE)))
-        # A retry is scheduled before the message of the failed attempt is acked.
-        .where("_due is null or due <=> _due.due")
+        of_last_due(events)
         .groupBy(*_MESSAGE)
         .agg(F.max_by(facts, order).alias("last"))
         .select(*_MESSAGE, "last.*")

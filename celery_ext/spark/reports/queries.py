@@ -28,6 +28,10 @@ PARTS_SECONDS, MOST_PARTS = (1, 5, 15, 60, 300, 900, 3600, 21_600, 86_400), 150
 HOUR_SECONDS = 3600
 
 _SCHEDULES = ("scheduled", "rescheduled")
+
+#: Events that may give a message another due time.
+_DUES = (*_SCHEDULES, "replayed")
+
 _MESSAGE = ("queue", "id")
 
 #: Percentiles are exact for up to this many values. Above, the error in rank is 1 in this number.
@@ -37,6 +41,16 @@ _ACCURACY = 10_000
 def event_order() -> tuple[Column, Column]:
     """Events of a queue in the order in which they happened; the stream's ids are "ms-number"."""
     return F.col("at"), F.split("stream_id", "-")[1].cast("long")
+
+
+def of_last_due(events: DataFrame) -> DataFrame:
+    """The events of each message for its last due time.
+
+    A retry is scheduled before the message of the failed attempt is acked.
+    """
+    order = F.when(F.col("event").isin(*_DUES), F.struct(*event_order()))
+    last = F.max_by(F.struct("due"), order).over(Window.partitionBy(*_MESSAGE))
+    return events.withColumn("_due", last).where("_due is null or due <=> _due.due").drop("_due")
 
 
 def _seconds(start: str, end: str) -> Column:
@@ -188,7 +202,7 @@ def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFra
         now = now.select(F.lit(as_of).alias("as_of"))
     facts, order = F.struct("event", "task", "tenant", "due"), F.struct(*event_order())
     scheduled = F.when(F.col("event").isin(*_SCHEDULES), F.col("at"))
-    last = events.groupBy(*_MESSAGE).agg(
+    last = of_last_due(events).groupBy(*_MESSAGE).agg(
         F.max_by(facts, order).alias("last"), F.max(scheduled).alias("scheduled_at")
     )
     waits = F.col("event").isin(*_SCHEDULES, "waiting") & F.col("scheduled_at").isNotNull()
