@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from celery_ext.spark.reports import forecast as forecasts
+from celery_ext.spark.reports.backtest import backtest
 from celery_ext.spark.reports.forecast import workers_needed
 from kombu_delayed.errors import OptionError
 
@@ -209,6 +210,16 @@ def test_growth_is_seen(known: Any, came: Arrivals) -> None:
     assert off_by(found, actual) < 0.7 * off_by(mean, actual)
     within = [low <= n <= high for (_, low, high), n in zip(found, actual, strict=True)]
     assert sum(within) >= 18
+
+
+def test_the_interval_of_a_queue_with_few_messages(known: Any, came: Arrivals) -> None:
+    """It is as wide as in the back-test, where a deviation of less than a message counts as one."""
+    dice = random.Random(7)
+    history = came(*((hour, 0, 1) for hour in range(1, 22 * 24) if dice.random() < 0.3))
+    [tested] = backtest(history, NOW).collect()
+    found = rows(forecasts.forecast(known(), history, NOW, hours=6), "expected", "high")
+    assert tested.spread > 0.5
+    assert min(high - expected for expected, high in found) == pytest.approx(tested.spread)
 
 
 def test_the_plain_mean_is_used_where_it_is_nearer(known: Any, came: Arrivals) -> None:

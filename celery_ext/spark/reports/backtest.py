@@ -46,19 +46,24 @@ def deviation() -> Column:
     return F.sqrt(F.greatest("variance", "mean") * (1 + one_over))
 
 
+def unit() -> Column:
+    """The unit of `spread`: the standard deviation, or one message if that is more."""
+    return F.greatest(deviation(), F.lit(1.0))
+
+
 def backtest(arrivals: DataFrame, now: datetime, confidence: float = 0.9) -> DataFrame:
     """For each queue, the `method` with the smallest error in the last days, and that error.
 
     Takes `forecast.arrivals`. `error` and `mean_error` are the sum of the errors of all hours
     divided by the number of messages, for this method and for the plain mean. `spread` is the half
-    width of an interval in standard deviations, `coverage` the share of hours within intervals
+    width of an interval in multiples of `unit`, `coverage` the share of hours within intervals
     computed from the other days. Queues with too little data are missing.
     """
     hours = hours_of(arrivals, now).persist()
     tried = _tried(arrivals, hours, now).persist()
     best = _best(tried)
     off = tried.join(best, "queue").select(
-        "queue", "origin", (by_method(_off) / F.greatest("deviation", F.lit(1.0))).alias("off")
+        "queue", "origin", (by_method(_off) / F.col("unit")).alias("off")
     )
     needed = F.percentile("off", F.lit(confidence)).alias("spread")
     others = off.select("queue", F.col("origin").alias("_day"), "off")
@@ -91,7 +96,7 @@ def _tried(arrivals: DataFrame, hours: DataFrame, now: datetime) -> DataFrame:
         .where("mean > 0 or actual > 0")
     )
     off = {f"off_{name}": F.abs(F.col("actual") - F.col("mean") * factor(name)) for name in METHODS}
-    return found.withColumns({"deviation": deviation(), **off})
+    return found.withColumns({"unit": unit(), **off})
 
 
 def _origins(hours: DataFrame, now: datetime) -> DataFrame:

@@ -20,7 +20,7 @@ from kombu_delayed.errors import OptionError
 
 from .. import FORMAT
 from ..options import ReadOptions, as_texts
-from .backtest import MEAN, backtest, by_method, deviation, factor
+from .backtest import MEAN, backtest, by_method, deviation, factor, unit
 from .queries import HOUR_SECONDS, deliveries, part_of
 from .similar_hours import hour_of, hours_of, levels, unseen
 
@@ -102,7 +102,7 @@ def forecast(
         .join(level, "queue", "left")
         .join(tested, "queue", "left")
         .withColumn("_mean", F.col("mean") * by_method(factor))
-        .withColumn("_error", F.coalesce("spread", F.lit(normal)) * deviation())
+        .withColumn("_error", F.coalesce(F.col("spread") * unit(), normal * deviation()))
         .select(
             *("queue", "hour", "known", "peak_minute", "peak_second", "samples"),
             (F.col("known") + mean).alias("expected"),
