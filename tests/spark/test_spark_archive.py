@@ -465,6 +465,7 @@ def test_days_that_are_kept(
     assert run(*given, "--keep-days", "1").stdout == "2 batches merged, 4 days of queues deleted\n"
     assert directories(path) == ["00000002"]
     assert numbers(path) == list(range(2_001, 3_001))
+    assert compact_archive(spark, str(path), keep_days=10**6) == Compacted(0, 0)
     with pytest.raises(ArchiveError, match="or only a compact copy"):
         compact_archive(spark, str(tmp_path))
 

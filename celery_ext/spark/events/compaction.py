@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
@@ -96,8 +96,8 @@ def compact_archive(
         *numbers, newest = _numbers(files)
         done, days = _merge_new(spark, path, files, numbers, lock), 0
         if keep_days is not None:
-            before = (today or _today()) - timedelta(days=keep_days)
-            days = _forget(files, BATCH.format(newest), before)
+            first = (today or _today()).toordinal() - keep_days
+            days = _forget(files, BATCH.format(newest), date.fromordinal(max(first, 1)))
         return Compacted(done, days)
     finally:
         lock.free()
