@@ -22,6 +22,7 @@ from celery_ext.spark.backup.replaying import (
     spread,
 )
 from celery_ext.spark.backup.transfer import backup, read_backup
+from celery_ext.spark.reports import queries
 from kombu_delayed.errors import OptionError
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.lookup import held_ids
@@ -85,6 +86,22 @@ def test_missed(spark: SparkSession) -> None:
     }
     by_state = {row.state: (row.missed, row.kept) for row in counted(narrow).collect()}
     assert by_state == {"delayed": (1, 0), "ready": (4, 0)}
+
+
+def test_times_without_a_zone(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in UTC, in any zone of the machine."""
+    frame = happened(spark, {"a": "0 scheduled", "clock": "100 acked"}, due=10)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setenv("TZ", "America/New_York")
+            time.tzset()
+            since, until = (at(second).replace(tzinfo=None) for second in (5, 20))
+            found = missed(frame, since=since, until=until)
+            overdue = queries.never_delivered(frame, as_of=until)
+    finally:
+        time.tzset()
+    assert [row.id for row in found.collect()] == ["a"]
+    assert [row.overdue_seconds for row in overdue.collect()] == [10.0]
 
 
 # Replays.

@@ -23,7 +23,7 @@ from kombu_delayed.store.store import CALL_LIMIT
 
 from ..connect import connected
 from ..options import BrokerOptions, WriteOptions
-from ..reports.queries import event_order, of_last_due
+from ..reports.queries import event_order, instant, of_last_due
 from ..sink.backup_rows import COLUMNS, IS_THERE
 from ..sink.pace import Pace
 from ..sink.registry import JobReport
@@ -69,8 +69,9 @@ def missed(
 
     `state` is the state after the last event: "delayed", "waiting", "ready", "unacked" or "dead";
     `at` is the time of that event. Only messages that were due from `since` on and before `until`
-    are included. Without `until`, the time of the last event is the end, because the archive has no
-    later events. For messages that were never delayed, `at` counts as the due time.
+    are included; times without a zone are in UTC. Without `until`, the time of the last event is
+    the end, because the archive has no later events. For messages that were never delayed, `at`
+    counts as the due time.
     """
     order = F.struct(*event_order())
     facts = F.struct("event", "task", "tenant", "due", "at")
@@ -85,9 +86,9 @@ def missed(
         .where(F.col("state").isin(*states))
     )
     if since is not None:
-        found = found.where(when >= F.lit(since))
+        found = found.where(when >= instant(since))
     if until is not None:
-        found = found.where(when < F.lit(until))
+        found = found.where(when < instant(until))
     else:
         last = F.broadcast(events.agg(F.max("at").alias("_last")))
         found = found.crossJoin(last).where(when <= F.col("_last"))

@@ -79,12 +79,13 @@ def forecast(
 ) -> DataFrame:
     """The load of each queue in each of the coming full hours after `now`.
 
-    Takes `due_per_hour` and `arrivals`. `expected` is `known` plus the messages that are expected
-    at short notice, from the mean of `samples` similar hours. `low` and `high` bound it with the
-    given confidence. `method`, `error`, `mean_error` and `coverage` are those of `backtest`, null
-    if there is too little history. Raises OptionError.
+    Takes `due_per_hour` and `arrivals`. A `now` without a time zone is in UTC. `expected` is
+    `known` plus the messages that are expected at short notice, from the mean of `samples` similar
+    hours. `low` and `high` bound it with the given confidence. `method`, `error`, `mean_error` and
+    `coverage` are those of `backtest`, null if there is too little history. Raises OptionError.
     """
     _check(hours, confidence)
+    now = now if now.tzinfo else now.replace(tzinfo=timezone.utc)
     past = arrivals.where(F.col("hour") < F.lit(hour_of(now))).persist()
     tested = backtest(past, now, confidence)
     history = hours_of(past, now)

@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from kombu_delayed.inspection.events import EVENTS
+from kombu_delayed.message.envelope import eta_to_ms
 
 #: The percentiles of a report, by column.
 PERCENTILES = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
@@ -41,6 +42,11 @@ _ACCURACY = 10_000
 def event_order() -> tuple[Column, Column]:
     """Events of a queue in the order in which they happened; the stream's ids are "ms-number"."""
     return F.col("at"), F.split("stream_id", "-")[1].cast("long")
+
+
+def instant(at: datetime) -> Column:
+    """A time, in UTC if it has no zone: Spark would take it to be in the zone of this machine."""
+    return F.timestamp_millis(F.lit(eta_to_ms(at)))
 
 
 def of_last_due(events: DataFrame) -> DataFrame:
@@ -194,16 +200,18 @@ def worst(deliveries: DataFrame, count: int = 100) -> DataFrame:
 def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFrame:
     """Messages that were due by `as_of`, or by the last event, and still wait.
 
-    They wait for a worker or for a limit.
+    They wait for a worker or for a limit. An `as_of` without a time zone is in UTC.
     Messages that were cancelled, and those whose scheduling is not among the events, do not count.
     """
     now = events.agg(F.max("at").alias("as_of"))
     if as_of is not None:
-        now = now.select(F.lit(as_of).alias("as_of"))
+        now = now.select(instant(as_of).alias("as_of"))
     facts, order = F.struct("event", "task", "tenant", "due"), F.struct(*event_order())
     scheduled = F.when(F.col("event").isin(*_SCHEDULES), F.col("at"))
-    last = of_last_due(events).groupBy(*_MESSAGE).agg(
-        F.max_by(facts, order).alias("last"), F.max(scheduled).alias("scheduled_at")
+    last = (
+        of_last_due(events)
+        .groupBy(*_MESSAGE)
+        .agg(F.max_by(facts, order).alias("last"), F.max(scheduled).alias("scheduled_at"))
     )
     waits = F.col("event").isin(*_SCHEDULES, "waiting") & F.col("scheduled_at").isNotNull()
     return (

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kombu_delayed.errors import DelayedError, OptionError
+from kombu_delayed.message.envelope import eta_to_ms
 
 from .load import MOST_SLICES, Slice, Window, arriving, run, sample, slices_of, waits, windows_of
 from .model import MOST_MESSAGES, Arrivals, Fleet
@@ -81,9 +82,9 @@ def simulate(
 ) -> Simulation:
     """Simulate a load: numbers, or a DataFrame with the column due.
 
-    For a DataFrame, time 0 is `start`, by default the first due time; earlier messages count as due
-    then. If there are more than `most_messages`, a sample of the windows is simulated. Raises
-    OptionError and NothingToSimulate.
+    For a DataFrame, time 0 is `start` (in UTC if it has no time zone), by default the first due
+    time; earlier messages count as due then. If there are more than `most_messages`, a sample of
+    the windows is simulated. Raises OptionError and NothingToSimulate.
     """
     if most_messages < 1:
         raise OptionError(f"most_messages is a whole number above 0, not {most_messages!r}")
@@ -116,7 +117,7 @@ def counts_of(frame: DataFrame, start: datetime | None = None) -> list[tuple[flo
             return []
         if total > MOST_MESSAGES:
             raise OptionError(f"at most {MOST_MESSAGES:,} messages can be simulated, not {total:,}")
-        begin = first if start is None else round(start.timestamp() * 1000)
+        begin = first if start is None else eta_to_ms(start)
         length = max((last - begin) // MOST_SLICES // 1000 + 1, 1) * 1000
         rows = _grouped(by_second, length, "first", "last", F.sum("n")).orderBy("first").collect()
     finally:
