@@ -6,12 +6,14 @@ import json
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import redis
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from celery_ext.spark.backup import transfer
 from celery_ext.spark.backup.replaying import (
     UNTOUCHED,
     NoMessage,
@@ -243,6 +245,36 @@ def test_dead_letters(spark: SparkSession, store: Store, client: redis.Redis, ur
     assert store.dead.ids("q") == ["b"]
     assert replay_dead(lost(spark, "b"), at=at(1e9), broker=url).accepted == 1
     assert check_backlog(client) == {"b": ms(1e9)}
+
+
+@pytest.mark.parametrize("is_newer_first", [True, False])
+def test_a_message_in_several_backups(
+    is_newer_first: bool,
+    spark: SparkSession,
+    run: Run,
+    path: str,
+    store: Store,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is taken from the newest one: its arguments may have been changed since the others."""
+    archive, newer = str(tmp_path / "archive"), str(tmp_path / "newer")
+    happened(
+        spark, {"a": "0 scheduled", "b": "0 scheduled", "clock": "100 acked"}, due=10
+    ).write.parquet(f"{archive}/batch=00000000")
+    changed = task("a").replace('"body":"a"', '"body":"changed"')
+    store.schedule("q", [Entry("a", 3, changed, str(ms(1_000_000)))])
+    tomorrow = datetime.now(timezone.utc) + timedelta(days=1)
+    monkeypatch.setattr(transfer, "datetime", SimpleNamespace(now=lambda zone: tomorrow))
+    backup(spark, newer, broker=url)
+    store.client.flushall()
+    first, second = (newer, path) if is_newer_first else (path, newer)
+    given = ("--backup", first, "--backup", second, "--at", "2100-01-01", "--yes")
+    result = run("replay", "--archive", archive, "-b", url, *given)
+    assert result.stdout.splitlines()[-1] == "2 replayed, 0 already done"
+    [waiting] = Backlog(store, "q").get("a")
+    assert b'"body":"changed"' in waiting.kept.message
 
 
 def test_command(

@@ -6,14 +6,15 @@ dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta, timezone
+from functools import reduce
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from kombu_delayed.errors import DelayedError, OptionError
@@ -46,6 +47,9 @@ STATES = {
 UNTOUCHED = ("delayed", "waiting", "ready")
 
 _MESSAGE = ("queue", "id")
+
+#: A column that tells several backups apart: 0 is the newest.
+_AGE = "_age"
 
 #: The options for the connection to the broker.
 _BROKER = {each.name for each in fields(BrokerOptions)}
@@ -95,15 +99,26 @@ def missed(
     return found.select(*_MESSAGE, "task", "tenant", "due", "state", "at")
 
 
+def newest_first(backups: Iterable[DataFrame]) -> DataFrame:
+    """Several backups as one. A replay takes a message from the first of them that has it."""
+    aged = [each.withColumn(_AGE, F.lit(n)) for n, each in enumerate(backups)]
+    return reduce(DataFrame.unionByName, aged)
+
+
 def with_messages(missed: DataFrame, backup: DataFrame) -> DataFrame:
     """The rows of a backup for missed messages, each once, with the due times of `missed`.
 
-    If several messages share an id, all are included. `backup` may be a union of backups.
+    If several messages share an id, all are included. `backup` may be several, `newest_first`.
     """
+    if _AGE not in backup.columns:
+        backup = backup.withColumn(_AGE, F.lit(0))
     due = F.coalesce("_due", F.timestamp_millis("due_ms"))
+    newest = F.min(_AGE).over(Window.partitionBy(*_MESSAGE))
     wanted = missed.select(*_MESSAGE, F.col("due").alias("_due"))
     return (
         backup.join(wanted, [*_MESSAGE])
+        .withColumn("_newest", newest)
+        .where(F.col(_AGE) == F.col("_newest"))
         .dropDuplicates([*_MESSAGE, "member"])
         .withColumns({"due": due, "due_ms": F.unix_millis(due)})
         .select(*COLUMNS)

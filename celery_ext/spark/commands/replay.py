@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from datetime import datetime, timedelta
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +13,7 @@ from pyspark.sql import functions as F
 from celery_ext.cli.criteria import yes_option
 from celery_ext.cli.times import SPAN, TIME
 from celery_ext.spark.backup import replaying as replays
-from celery_ext.spark.backup.transfer import read_backup
+from celery_ext.spark.backup.transfer import read_backup, summary
 from celery_ext.spark.events.archive import read_archive
 from celery_ext.spark.sink.registry import JobReport
 from celery_ext.tasks.formatting import number, plain
@@ -155,8 +154,8 @@ def _regex(pattern: str) -> str:
 
 
 def _kept(spark: SparkSession, paths: tuple[str, ...]) -> DataFrame | None:
-    found = [read_backup(spark, path) for path in paths]
-    return reduce(lambda one, other: one.unionByName(other), found) if found else None
+    newest = sorted(paths, key=lambda path: summary(spark, path).made_at, reverse=True)
+    return replays.newest_first(read_backup(spark, path) for path in newest) if newest else None
 
 
 def _replay(
