@@ -27,7 +27,8 @@ def happened(spark: SparkSession, histories: Mapping[str, str], due: float = 0) 
     """The events of messages by id: "1 delivered, 3 acked" names the second of each event.
 
     They belong to queue q, task mail and worker w1, and are due in second `due`. Fields after an
-    event change that value from there on: "0 scheduled due=9, 9 delivered worker=w2".
+    event change that value from there on: "0 scheduled due=9, 9 delivered worker=w2". "parked" is
+    scheduled by its worker.
     """
     rows: list[tuple[Any, ...]] = []
     for id, history in histories.items():
@@ -37,6 +38,7 @@ def happened(spark: SparkSession, histories: Mapping[str, str], due: float = 0) 
             now |= dict(each.split("=") for each in changes)
             due_at = None if now["due"] == "none" else at(float(now["due"]))
             worker = "" if name in WITHOUT_A_WORKER else f"{now['worker']}@host"
+            name = "scheduled" if name == "parked" else name
             rows.append(
                 (
                     *(f"{ms(float(second))}-{len(rows)}", name, id, now["task"], "", now["queue"]),

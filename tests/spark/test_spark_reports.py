@@ -84,6 +84,12 @@ def test_a_delivery(deliveries: Make) -> None:
             id="it had to wait for a limit",
         ),
         pytest.param(
+            "1 delivered due=none, 1 parked due=4, 5 delivered, 5 parked due=9, 9 delivered, "
+            "10 acked",
+            [(1, 0.0, 1.0, "acked")],
+            id="policies delayed it",
+        ),
+        pytest.param(
             "1 delivered, 2 delivered queue=other, 3 acked, 5 buried queue=q",
             [(1, 1.0, None, "buried"), (1, 2.0, 1.0, "acked")],
             id="the same id in two queues",

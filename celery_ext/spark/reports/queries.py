@@ -35,6 +35,11 @@ _DUES = (*_SCHEDULES, "replayed")
 
 _MESSAGE = ("queue", "id")
 
+#: The next event of a message that its consumer put back: for a limit, or delayed by a policy.
+_PUT_BACK = (
+    "_then.event <=> 'waiting' or (_then.event <=> 'scheduled' and _then.consumer <=> consumer)"
+)
+
 #: Percentiles are exact for up to this many values. Above, the error in rank is 1 in this number.
 _ACCURACY = 10_000
 
@@ -70,7 +75,7 @@ def deliveries(events: DataFrame) -> DataFrame:
     is acked - delivered by the same consumer, null if there is no ack. `attempt` counts the
     deliveries of a message for one due time, from 1. `scheduled_at` is when the due time was set,
     null if that was before the first event. `hour` is that of the due time, or without one that of
-    the delivery. A message that was delivered, and then had to wait for a limit, was not delivered.
+    the delivery. A message that its consumer put back, for a limit or a policy, was not delivered.
     """
     ordered = event_order()
     message = Window.partitionBy(*_MESSAGE).orderBy(*ordered)
@@ -79,8 +84,8 @@ def deliveries(events: DataFrame) -> DataFrame:
     scheduled_at = F.last(F.when(F.col("event").isin(*_SCHEDULES), F.col("at")), ignorenulls=True)
     return (
         events.where(F.col("event").isin(*_SCHEDULES, "delivered", "waiting", *ENDS))
-        .withColumn("_then", F.lead("event").over(message))
-        .where("event != 'waiting' and not (event = 'delivered' and _then <=> 'waiting')")
+        .withColumn("_then", F.lead(F.struct("event", "consumer")).over(message))
+        .where(f"event != 'waiting' and not (event = 'delivered' and ({_PUT_BACK}))")
         .withColumn("scheduled_at", F.when(F.col("due").isNotNull(), scheduled_at.over(message)))
         .withColumn("_next", F.lead(F.struct("event", "at")).over(holder))
         .where("event = 'delivered'")
