@@ -178,7 +178,7 @@ def job_shards(ledger: str, prefix: str = "") -> str:
 
 
 def job_pace(ledger: str, prefix: str = "") -> str:
-    """String: until when the writers of a job with a rate must wait, in ms."""
+    """String: until when writers of a job with a rate must wait, and when it was noted, in ms."""
     return f"{prefix}kombu-delayed-job:{ledger}:pace"
 
 

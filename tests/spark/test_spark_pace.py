@@ -67,6 +67,13 @@ def test_writers_of_a_job_share_a_rate(store: Store, slept: list[float]) -> None
     assert slept[5:] == [0.1]
 
 
+def test_any_number_of_writers_share_a_rate(store: Store, slept: list[float]) -> None:
+    store.now = "1000000"
+    for _ in range(1_000):
+        pace(store, slept, max_rows_per_second=1, latency_budget_ms=0).written(1)
+    assert slept == [*range(1, 1_001)]
+
+
 def test_the_key_of_a_rate_expires(store: Store, slept: list[float], client: redis.Redis) -> None:
     pace(store, slept, max_rows_per_second=1000).written(500)
     assert 60_000 < client.pttl("kombu-delayed-job:j:pace") <= 61_000  # type: ignore[operator]
