@@ -99,17 +99,17 @@ class Bench:
 
         return wait_until(up, f"{count} processes are up")
 
-    def send(self, count: int, end: str = "may-end") -> list[str]:
+    def send(self, count: int, end: str = "may-end", **options: Any) -> list[str]:
         """Send tasks that run until they may end: see `release`."""
         path = str(self.directory / end)
-        return [self.app.send_task("late_until", (path,)).id for _ in range(count)]
+        return [self.app.send_task("late_until", (path,), **options).id for _ in range(count)]
 
     def release(self, end: str = "may-end") -> None:
         (self.directory / end).touch()
 
-    def load(self, worker: Worker, count: int = 8) -> list[str]:
+    def load(self, worker: Worker, count: int = 8, **options: Any) -> list[str]:
         """Start a worker that runs some tasks, until they are released, and has claimed others."""
-        ids = self.send(count)
+        ids = self.send(count, **options)
         worker.start()
         self.ledger.wait_for(1)
         wait_until(lambda: self.unacked > 1, "it has claimed more than it runs")
@@ -489,6 +489,19 @@ def test_warm_shutdown_finishes_what_runs(bench: Bench, pool: str, name: str) ->
     assert sorted(bench.queued) == sorted(set(ids) - begun)
     assert bench.client.hkeys("{celery}:messages") == [later.encode()]
     assert bench.client.exists("{celery}:consumers", "{celery}:dead") == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_warm_shutdown_returns_tasks_that_expire(bench: Bench, pool: str) -> None:
+    """Celery asks of these alone whether they are revoked as soon as they arrive."""
+    worker = bench.worker(bench.settings(LONG_LEASE_SECONDS), pool=pool, concurrency=2)
+    ids = bench.load(worker, expires=3600)
+    bench.ledger.wait_for(2)
+    worker.send_signal(signal.SIGTERM)
+    wait_until(lambda: bench.client.llen("celery") == len(ids) - 2, "it is back")
+    bench.release()
+    assert worker.wait() == 0
+    assert len(set(bench.ledger.ids())) == 2
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])

@@ -16,7 +16,7 @@ from typing import Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_FAILURE
 from celery.utils.log import get_logger
 from celery.worker import state
@@ -65,9 +65,21 @@ def _to_the_end(on_success: Any) -> Any:
     return on_success_to_the_end
 
 
+def _once_it_may_begin(execute: Any) -> Any:
+    @wraps(execute)
+    def execute_once_it_may_begin(self: Any, pool: Any, **options: Any) -> Any:
+        if not (self._waits_in_pool or self._may_begin()):
+            raise TaskRevokedError(self.id)
+        return execute(self, pool, **options)
+
+    return execute_once_it_may_begin
+
+
 class Request(CeleryRequest):
     """Celery's own, for a pool of processes: it has started once it is given to the pool."""
 
+    #: Whether it begins later than the worker gives it to its pool.
+    _waits_in_pool = False
     _begins: bool | None = None
     _processes = CancelledProcesses()
     #: Releases its slots, if it has any: when it ends, or else when nothing refers to it.
@@ -97,9 +109,10 @@ class Request(CeleryRequest):
             self._end = end
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Celery makes a class for each task, with an `on_success` of its own."""
+        """Celery makes a class for each task, with such methods of its own."""
         super().__init_subclass__(**options)
         cls.on_success = _to_the_end(cls.on_success)
+        cls.execute_using_pool = _once_it_may_begin(cls.execute_using_pool)
 
     def end(self) -> None:
         """Release its slots, because nothing works on it any more. Safe to call twice."""
@@ -185,10 +198,6 @@ class Request(CeleryRequest):
 
     def _run_ms(self) -> int | None:
         return None if self.time_start is None else int((time.time() - self.time_start) * 1000)
-
-    def revoked(self) -> bool:
-        """Returns whether it must not run. The worker asks this before it gives it to its pool."""
-        return bool(super().revoked()) or not self._may_begin()
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """End it in a cold shutdown: its message returns as soon as nothing works on it.
@@ -331,16 +340,13 @@ def _is_out_of_reach(reason: Any) -> bool:
 class PooledRequest(Request):
     """For other pools: it waits there, and has started when a thread or greenlet takes it up."""
 
+    _waits_in_pool = True
     _greenlets = CancelledGreenlets()
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Celery makes a class for each task, whose `on_success` would ack cancelled tasks too."""
         super().__init_subclass__(**options)
         cls.on_success = _unless_cancelled(cls.on_success)
-
-    def revoked(self) -> bool:
-        """Returns whether it is known to have been revoked."""
-        return bool(CeleryRequest.revoked(self))
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """The pool is about to run it in this thread. Raises an error that prevents it."""
