@@ -9,6 +9,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any
 
 from kombu.serialization import loads
@@ -17,6 +18,16 @@ from ..errors import QueryError
 
 #: Content types that are safe to read, even from an untrusted writer.
 SAFE = ("application/json", "application/x-yaml", "application/x-msgpack")
+
+#: The functions of Celery's `compression`, without Kombu's, which have no limit. Some builds of
+#: Python lack bz2.
+_DECOMPRESSORS = {
+    "application/x-gzip": ("zlib", "decompressobj"),
+    "application/x-bz2": ("bz2", "BZ2Decompressor"),
+}
+
+#: The maximum length of a body that was compressed.
+LONGEST_BYTES = 64 * 2**20
 
 #: Maximum length of a text with conditions.
 LONGEST = 1_000
@@ -166,13 +177,27 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+def _decompressed(body: bytes, compression: str) -> bytes:
+    """A body before `compression`. Raises an error if that is unknown, or the body is too long."""
+    module, name = _DECOMPRESSORS[compression]
+    decompressor = getattr(import_module(module), name)()
+    found: bytes = decompressor.decompress(body, LONGEST_BYTES)
+    if not decompressor.eof:
+        raise ValueError(f"it has more than {LONGEST_BYTES} bytes")
+    return found
+
+
 def arguments_of(payload: Mapping[str, Any]) -> tuple[Any, Any] | None:
     """Positional and keyword arguments in a message; None if they cannot be read safely."""
-    body, properties = payload.get("body"), payload.get("properties")
+    body: Any = payload.get("body")
+    properties, headers = payload.get("properties"), payload.get("headers")
     kind, encoding = payload.get("content-type"), payload.get("content-encoding")
+    compression = headers.get("compression") if isinstance(headers, Mapping) else None
     try:
         if isinstance(properties, Mapping) and properties.get("body_encoding") == "base64":
             body = b64decode(body or "")
+        if compression:
+            body = _decompressed(body, compression)
         found = json.loads(body or "") if kind == SAFE[0] else loads(body, kind, encoding, SAFE)
     except Exception:  # a serializer may raise anything
         return None

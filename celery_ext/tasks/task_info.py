@@ -180,7 +180,8 @@ class TaskInfo:
     def arguments(self) -> tuple[Any, Any] | None:
         """The positional and keyword arguments; None if they cannot be read safely here.
 
-        JSON, YAML and MessagePack can be read, but no pickled or signed body.
+        JSON, YAML and MessagePack can be read, plain or compressed with gzip or bzip2, but no
+        pickled or signed body.
         """
         return arguments_of(self.payload)
 

@@ -8,10 +8,11 @@ from itertools import islice
 from typing import Any
 
 import pytest
+from kombu.compression import compress
 from kombu.serialization import dumps
 
 from celery_ext.errors import QueryError
-from celery_ext.tasks.arguments import _leaves, arguments_of, conditions
+from celery_ext.tasks.arguments import LONGEST_BYTES, _leaves, arguments_of, conditions
 
 ARGUMENTS = (
     ["ada@example.org", 3, ["x", {"deep": "needle"}]],
@@ -157,3 +158,24 @@ def test_arguments_in_messages() -> None:
     assert arguments_of(payload(None, **pickled)) is None
     for wrong in ({}, {"body": 3}, payload("text"), payload([1]), payload(None, body="%%%")):
         assert arguments_of(wrong) is None
+
+
+@pytest.mark.parametrize("method", ["gzip", "bzip2"])
+def test_arguments_in_compressed_messages(method: str) -> None:
+    def compressed(body: bytes, cut: int = 0) -> dict[str, Any]:
+        text, kind = compress(body, method)
+        text = b64encode(text[: len(text) - cut]).decode()
+        return {**payload(None, body=text), "headers": {"compression": kind}}
+
+    body = json.dumps([[1], {"a": 2}, {}]).encode()
+    assert arguments_of(compressed(body)) == ([1], {"a": 2})
+    assert arguments_of(compressed(body, cut=1)) is None
+    assert arguments_of({**compressed(body), "headers": {"compression": "unknown"}}) is None
+    assert arguments_of({**compressed(body), "headers": {"compression": ["unknown"]}}) is None
+    assert arguments_of({**payload([[1], {}, {}]), "headers": "none"}) == ([1], {})
+
+
+def test_a_body_that_would_fill_the_memory_is_not_read() -> None:
+    text, kind = compress(b"[" + b" " * LONGEST_BYTES + b"1, 2, 3]", "gzip")
+    body = b64encode(text).decode()
+    assert arguments_of({**payload(None, body=body), "headers": {"compression": kind}}) is None
