@@ -94,7 +94,7 @@ class Query:
     def needle(self) -> str:
         """Text that every matching message contains, so that the server can search for it first."""
         values = [value for value in self._headers.values() if isinstance(value, str)]
-        texts = [value for value in values if not _OTHER_IN_JSON.fullmatch(value)]
+        texts = as_in_json(values)
         if self.task:
             texts += re.split(r"[*?]", self.task.partition("[")[0])
         return longest_plain(texts)
@@ -152,6 +152,11 @@ def ids_of(given: str | Iterable[str]) -> list[str]:
         if not isinstance(id, str):
             raise QueryError(f"{id!r} is not the id of a task: give text, such as result.id")
     return [*dict.fromkeys(ids)]
+
+
+def as_in_json(texts: Iterable[str]) -> list[str]:
+    """Those of the texts of values that JSON may not write in another way."""
+    return [text for text in texts if not _OTHER_IN_JSON.fullmatch(text)]
 
 
 def longest_plain(texts: list[str]) -> str:

@@ -166,6 +166,15 @@ def test_stamped_headers(
     assert all(bench.result(id).state == "REVOKED" for id in {*"012345"} - {*left})
 
 
+@pytest.mark.parametrize("value", [True, False, [True], -1, 0.5])
+def test_stamps_that_are_no_texts(value: Any, bench: Bench) -> None:
+    """JSON writes `true`, not `True`."""
+    bench.send("a", stamped_headers=["vip"], vip=value)
+    bench.send("b", stamped_headers=["vip"], vip="no")
+    bench.app.control.revoke_by_stamped_headers({"vip": value})
+    assert bench.backlog() == {"b"}
+
+
 def test_a_result_that_is_there_stays(bench: Bench) -> None:
     bench.send("done")
     bench.send("failed")

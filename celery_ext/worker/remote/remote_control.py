@@ -14,7 +14,7 @@ from kombu.utils.functional import maybe_list
 from ...control.changes.revoked import BY_ID, Arguments, ids_in, revoke
 from ...control.delayed import Delayed
 from ...errors import BrokerError
-from ...tasks.query import Query, longest_plain
+from ...tasks.query import Query, as_in_json, longest_plain
 from ...tasks.task_info import TaskInfo
 
 logger = get_logger(__name__)
@@ -66,7 +66,8 @@ class StampQuery(Query):
     @property
     def needle(self) -> str:
         """Text that every matching message contains."""
-        return longest_plain([self.stamp, *(self.values if len(self.values) == 1 else ())])
+        values = as_in_json(self.values) if len(self.values) == 1 else ()
+        return longest_plain([self.stamp, *values])
 
     def matches(self, info: TaskInfo) -> bool:
         """Returns whether a task has one of the stamps."""
