@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from celery.utils.log import get_logger
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from kombu_delayed.errors import WrongType
 from kombu_delayed.store.queue_metrics import Metrics
 
 from ..control.delayed import Delayed
@@ -20,6 +22,8 @@ LIMIT = 1_000
 
 #: How long a scrape waits for the broker. Prometheus itself waits for 10 s.
 SECONDS = 5.0
+
+logger = get_logger(__name__)
 
 Families = dict[str, GaugeMetricFamily]
 
@@ -37,7 +41,8 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Read from the broker. If it does not answer in time, the only gauge says so.
 
-        On a Cluster, queues whose node refuses connections have no gauges.
+        Queues whose keys another program has overwritten have no gauges, nor have those of a
+        Cluster whose node refuses connections.
         """
         with self._lock:
             if self._reading is None or not self._reading.is_alive():
@@ -54,6 +59,8 @@ class QueueCollector(Collector):
             for queue in names[:LIMIT]:
                 try:
                     _add(families, queue, self._delayed.metrics(queue)[queue])
+                except WrongType as error:
+                    logger.warning("There are no gauges of queue %s: %s", queue, error)
                 except self._delayed.store.errors_of_one_queue:
                     is_up = 0
             families["queues_left_out"].add_metric([], max(len(names) - LIMIT, 0))

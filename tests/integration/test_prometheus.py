@@ -218,6 +218,20 @@ def test_gauges(measured: CollectorRegistry, bench: Bench, monkeypatch: pytest.M
     assert gauge("delayed_messages", queue="mail") is None
 
 
+def test_a_queue_with_a_key_of_another_program(
+    bench: Bench, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its gauges are missing; the broker answers, and those of other queues are right."""
+    bench.app.send_task("record", countdown=3600, queue="mail")
+    registry = registry_of(bench.app.delayed, lambda: ["sms", "mail"])
+    with server.client() as client:
+        client.set("{sms}:dead", "text")
+    assert registry.get_sample_value(f"{PREFIX}broker_up") == 1
+    assert registry.get_sample_value(f"{PREFIX}delayed_messages", {"queue": "mail"}) == 1
+    assert registry.get_sample_value(f"{PREFIX}delayed_messages", {"queue": "sms"}) is None
+    assert "There are no gauges of queue sms" in caplog.text
+
+
 def test_prometheus_hangs_up(capfd: pytest.CaptureFixture[str]) -> None:
     """Nothing is logged for that, only for a fault of ours."""
     server = MetricsServer("127.0.0.1", 0, lambda: b"")
