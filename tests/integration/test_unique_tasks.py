@@ -270,12 +270,19 @@ def test_a_retry_keeps_the_key_for_longer_than_its_task_may_run(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("limit", "most"), [(100.0, 160), (None, 86_400)])
+@pytest.mark.parametrize(
+    ("pool", "limit", "most"),
+    [
+        ("prefork", 100.0, 160),
+        ("prefork", None, 86_400),
+        ("threads", 100.0, 86_400),  # a pool that cannot end the task at its limit
+    ],
+)
 def test_a_worker_that_was_killed(
-    bench: Bench, tmp_path: Path, limit: float | None, most: int
+    bench: Bench, tmp_path: Path, pool: str, limit: float | None, most: int
 ) -> None:
     store = bench.app.delayed.store
-    with bench.worker(pool="prefork") as worker:
+    with bench.worker(pool=pool) as worker:
         only(bench, "a", "until", args=[str(tmp_path / "never")], time_limit=limit)
         wait_until(lambda: bench.ledger.of("a"), "it runs")
         bench.send("after", countdown=3600)

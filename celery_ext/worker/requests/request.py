@@ -28,6 +28,7 @@ from kombu_delayed.errors import LeaseLost, NotReplicated, ServerFull
 
 from ...app import recorder
 from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
+from ...policies.steps import CANNOT_END
 from ...tasks.failures import BURIED, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
 from .unique_hold import UniqueHold
@@ -70,6 +71,7 @@ def _once_it_may_begin(execute: Any) -> Any:
     def execute_once_it_may_begin(self: Any, pool: Any, **options: Any) -> Any:
         if not (self._waits_in_pool or self._may_begin()):
             raise TaskRevokedError(self.id)
+        self._can_be_ended = type(pool).__module__ not in CANNOT_END
         return execute(self, pool, **options)
 
     return execute_once_it_may_begin
@@ -80,6 +82,8 @@ class Request(CeleryRequest):
 
     #: Whether it begins later than the worker gives it to its pool.
     _waits_in_pool = False
+    #: Whether its pool enforces its hard limit.
+    _can_be_ended = True
     _begins: bool | None = None
     _processes = CancelledProcesses()
     #: Releases its slots, if it has any: when it ends, or else when nothing refers to it.
@@ -142,7 +146,7 @@ class Request(CeleryRequest):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A pool has started it."""
         if self.hold is not None and not self.task.acks_late:
-            self.hold.begins(self.time_limits[0])
+            self.hold.begins(self.time_limits[0] if self._can_be_ended else None)
         super().on_accepted(pid, time_accepted)
         if self.run is not None and (active := recorder.current) is not None:
             active.started(self.run, pid, self.task.acks_late)
