@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from time import monotonic
 from typing import Any, Protocol
 
+from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.transport import virtual
 
-from ..message.envelope import REASON_LENGTH, UNREADABLE_BODY, check_body
+from ..message.envelope import REASON_LENGTH, UNREADABLE_BODY, check_body, escaped
 from .lease.standstill import Unbegun
 from .outbox import ACK, BURY, GIVE_BACK, RELEASE, REQUEUE, Done, Outbox
 from .policy.slots import Slots
@@ -40,6 +41,8 @@ class Message(virtual.Message):
             return found
         except Exception as error:
             self.channel.qos.unreadable(self.delivery_tag, error)
+            if FOR_CELERY in self._raw and not isinstance(error, (DecodeError, ContentDisallowed)):
+                raise DecodeError(repr(error)) from error  # others would stop a worker
             raise
 
 

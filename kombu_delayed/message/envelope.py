@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
@@ -160,7 +160,12 @@ def message_id(message: Payload) -> str:
         or properties.get("message_id")
         or properties.get("delivery_tag")
     )
-    return id.encode(errors="backslashreplace").decode()
+    return escaped(id)
+
+
+def escaped(text: str) -> str:
+    """Text as Redis accepts it: a half of a surrogate pair, as in a cut emoji, is escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 class PromotedHeaders(dict[str, Any]):
@@ -251,12 +256,14 @@ def _check_fields(given: Mapping[str, Any]) -> None:
     if task is not None and (id is None or isinstance(id, (list, dict))):
         has = "no header id" if id is None else f"the header id {id!r}"
         raise MessageError(f"the task {task!r} has {has}"[:REASON_LENGTH])
-    for name, is_valid in (("timelimit", _are_limits), ("stamped_headers", _are_names)):
-        if (value := given.get(name)) and not is_valid(value):
+    for name, is_valid in _CHECKS.items():
+        if (value := given.get(name)) is not None and not is_valid(value):
             raise MessageError(f"the task {task!r} has the header {name} {value!r}"[:REASON_LENGTH])
 
 
 def _are_limits(given: Any) -> bool:
+    if not given:
+        return True
     if not _has_length(given, 2):
         return False
     try:
@@ -266,7 +273,17 @@ def _are_limits(given: Any) -> bool:
 
 
 def _are_names(given: Any) -> bool:
-    return isinstance(given, list) and all(isinstance(each, str) for each in given)
+    return not given or (isinstance(given, list) and all(isinstance(each, str) for each in given))
+
+
+#: Celery rejects any other time that it cannot read, but takes an empty one for a time.
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "timelimit": _are_limits,
+    "stamped_headers": _are_names,
+    "eta": bool,
+    "expires": bool,
+    "shadow": lambda given: not isinstance(given, (list, dict)),
+}
 
 
 def _has_length(given: Any, length: int) -> bool:

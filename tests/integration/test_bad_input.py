@@ -377,6 +377,25 @@ UNBEARABLE = {
     "stamps number": task_text(headers={"stamped_headers": 7}),
     "stamps nested": task_text(headers={"stamped_headers": [["x"]]}),
     **{
+        f"{name} {value!r}": task_text(headers={name: value})
+        for name in ("eta", "expires")
+        for value in ("", 0, False, [])
+    },
+    "shadow list": task_text(headers={"shadow": ["x"]}),
+    "content-encoding": text(
+        headers={"id": "bad", "task": "record"}, body=json.dumps(TASK), content_encoding=True
+    ),
+    "body_encoding": text(
+        headers={"id": "bad", "task": "record"}, properties=properties(body_encoding="\ud83d")
+    ),
+    "protocol 1 with a unique key": text(
+        headers={"delayed_unique": "k", "delayed_until": "finished"},
+        body=json.dumps({"task": "record", "id": "bad 1", "args": [], "kwargs": {}}),
+    ),
+    "unique key": task_text(
+        headers={"id": "bad 2", "delayed_unique": "\ud83d", "delayed_until": "finished"}
+    ),
+    **{
         f"body {body}": task_text(body)
         for body in ([], {}, None, 7, [1], [1, 2, 3, 4], "args", {"a": 1, "b": 2, "c": 3})
     },

@@ -10,7 +10,7 @@ from celery.exceptions import Reject, Retry
 from celery.utils.log import get_logger
 
 from kombu_delayed.consumer.outbox import Held
-from kombu_delayed.message.envelope import FINISHED, UNTIL_HEADER
+from kombu_delayed.message.envelope import FINISHED, UNTIL_HEADER, escaped
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...app.broker import own_broker
@@ -33,15 +33,15 @@ class UniqueHold:
     def __init__(self, app: Celery, message: Any, shard: str) -> None:
         channel, headers = message.channel, message.headers
         self._app, self._channel = app, channel
-        key = str(headers["delayed_unique"])
+        key, id = escaped(str(headers["delayed_unique"])), escaped(str(headers["id"]))
         home = channel.store.shards.home(queue_of(shard), key)
-        self._of: Callable[[int], Held] = lambda ms: Held(home, key, str(headers["id"]), ms)
+        self._of: Callable[[int], Held] = lambda ms: Held(home, key, id, ms)
 
     @classmethod
     def of(cls, app: Celery, message: Any, shard: str) -> UniqueHold | None:
         """The key of a message, or None if it has none or came from another transport."""
         headers = message.headers
-        if headers.get(UNTIL_HEADER) != FINISHED or "delayed_unique" not in headers:
+        if headers.get(UNTIL_HEADER) != FINISHED or not {"delayed_unique", "id"} <= headers.keys():
             return None
         return cls(app, message, shard) if hasattr(message.channel, "handed_out") else None
 
