@@ -189,7 +189,8 @@ class QoS(virtual.QoS):
 
     def _reason(self, tag: int) -> str:
         because = self._because.pop(tag, None)
-        return self._unreadable.pop(tag, None) or because or "rejected"
+        reason = self._unreadable.pop(tag, None) or because or "rejected"
+        return escaped(reason)
 
     def failed(self, tag: int) -> None:
         """Note that the program raised on a message: if it ends by that, this was an attempt."""

@@ -228,6 +228,20 @@ def test_unreadable_body_is_buried(connection: Connection, client: redis.Redis) 
     assert not connection.default_channel.qos.held
 
 
+def test_a_reason_with_half_of_a_surrogate_pair(
+    connection: Connection, client: redis.Redis
+) -> None:
+    """It may quote a text with a cut emoji."""
+    push(client, GOOD)
+    Queue("q")(connection.default_channel).declare()
+    message = connection.default_channel.basic_get("q")
+    message.channel.qos.because(message.delivery_tag, "it says \ud83d")
+    message.reject()
+    connection.default_channel.flush()
+    (letter,) = DeadLetters(connection, "q")
+    assert letter.reason == r"it says \ud83d"
+
+
 def test_what_was_taken_without_an_ack_leaves_nothing_in_memory(
     connection: Connection, client: redis.Redis
 ) -> None:

@@ -135,11 +135,14 @@ def test_bury(open_app: OpenApp, no_ack: bool) -> None:
     assert policy.asked[-1].reason == ""
 
 
-@pytest.mark.parametrize("wrong", [None, "soon", Delay("soon", "x")])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "wrong",
+    [OSError("no such file"), OSError("half a pair: \ud83d"), None, "soon", Delay("soon", "x")],  # type: ignore[arg-type]
+)
 def test_an_error_neither_loses_nor_loops(open_app: OpenApp, wrong: Any) -> None:
     def fail(message: Message) -> Any:
-        if wrong is None:
-            raise OSError("no such file")
+        if isinstance(wrong, OSError):
+            raise wrong
         return wrong
 
     policy = Says(fail)

@@ -9,6 +9,7 @@ from typing import Any
 
 from kombu_delayed.connection.native import get_logger
 from kombu_delayed.errors import NotReplicated
+from kombu_delayed.message.envelope import escaped
 from kombu_delayed.message.ticket import Ticket, slots_in
 from kombu_delayed.message.wait import Wait
 from kombu_delayed.store.store import Entry
@@ -87,7 +88,7 @@ def _checked(decision: Any) -> Delay | Drop | Bury:
     """Check a decision of user code, and return it in forms that the server takes."""
     if not isinstance(decision, (Delay, Drop, Bury)):
         raise TypeError(f"a policy must return Run, Delay, Drop or Bury, not {decision!r}")
-    reason = str(decision.reason).encode(errors="backslashreplace").decode()
+    reason = escaped(str(decision.reason))
     if isinstance(decision, Delay):
         until_ms = min(int(decision.until_ms), LATEST_MS)
         return Delay(until_ms, reason, str(decision.mark))
@@ -96,7 +97,7 @@ def _checked(decision: Any) -> Delay | Drop | Bury:
 
 def _failed(arrival: Arrival, count: int, error: Exception) -> Delay | Bury:
     """Delay or bury a message whose policies failed: neither lose it nor retry it constantly."""
-    reason = f"its policies have failed: {type(error).__name__}: {error}"
+    reason = escaped(f"its policies have failed: {type(error).__name__}: {error}")
     logger.error(
         "Message %s in queue %r waits: %s",
         arrival.envelope.id,
