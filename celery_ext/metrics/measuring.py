@@ -23,6 +23,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from kombu_delayed.connection.forks import in_children
 from kombu_delayed.connection.native import hand_over
+from kombu_delayed.message.envelope import escaped
 from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.calls.shards import queue_of
 
@@ -138,7 +139,7 @@ class PrometheusMeter(instrumentation.Meter):
         return found
 
     def _bounded(self, label: str, value: str) -> str:
-        known = self._values.get(label)
+        known, value = self._values.get(label), escaped(str(value))
         if known is None or value in known:
             return value
         if label == "queue" and _ID.fullmatch(value):

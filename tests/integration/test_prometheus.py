@@ -195,6 +195,16 @@ def test_queue_names_are_bounded(
     assert found == {"a": 2, "b": 1, "other": 2}
 
 
+def test_names_that_a_page_cannot_have(measured: CollectorRegistry) -> None:
+    """The sender of a task chooses its `shadow`, which may have half of a surrogate pair."""
+    counts = measure(measured, by_task=True)
+    for name in ("\ud83d", "\ud83d", "record"):
+        counts.started("mail", name, None)
+    page = Page(measuring.shown(measured).decode())
+    assert page("started_total", task="record") == 1
+    assert page("started_total") == 3
+
+
 @pytest.mark.parametrize("ending", ["", ".reply.celery.pidbox"])
 def test_names_of_queues_are_no_ids(measured: CollectorRegistry, ending: str) -> None:
     for _ in range(3):
