@@ -100,6 +100,7 @@ class NoWake:
 
 class StubChannel:
     do_restore = False
+    ack_emulation = True
 
     def on_done(self) -> None:
         pass
