@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote, unquote
 
 from kombu import Connection
 from kombu.utils.url import parse_ssl_cert_reqs, url_to_parts
@@ -279,6 +279,7 @@ def name_server(client: Connection) -> None:
     """
     try:
         _forget_the_one_before(client)
+        _follow_changes(client)
         where = address(client)
     except UrlError:  # raised again when it connects
         return
@@ -294,6 +295,26 @@ def name_server(client: Connection) -> None:
     client.uri_prefix = None
     if str(client.transport_cls) == "delayed":
         client.transport_cls = f"delayed+{where.scheme}"
+
+
+def _follow_changes(client: Connection) -> None:
+    """Change the URL of a clone that was given another port or database."""
+    name, scheme = client.hostname, scheme_of(client)
+    if not isinstance(name, Host) or scheme in (*LISTS, *_PATHS):
+        return
+    before = address(client)
+    port, database = client.port or NODE_PORT, client.virtual_host or before.virtual_host
+    if port == before.server[1] and _database(database) == _database(before.virtual_host):
+        return
+    _, credentials, at, rest = _split(name.url)
+    place, mark, query = rest.partition("?")
+    host = re.sub(r":\d*$", "", place.partition("/")[0])
+    path = f"{host}:{port}/{_database(database)}{mark}{query}"
+    client.hostname = Host(name, f"{scheme}://{credentials}{at}{path}", name.is_plain)
+
+
+def _database(virtual_host: Any) -> str:
+    return str(virtual_host or "").strip("/") or "0"
 
 
 def _forget_the_one_before(client: Connection) -> None:
@@ -359,42 +380,3 @@ def _credentials(client: Connection, include_password: bool, mask: str) -> str:
     password = client.password() if callable(client.password) else client.password
     shown = quote(str(password), safe="") if include_password else mask
     return f"{quote(client.userid or '', safe='')}{f':{shown}' if password else ''}@"
-
-
-def check_alternates(alternates: Sequence[Any]) -> None:
-    """Raise UrlError for a failover list that Kombu could not follow."""
-    urls = [url for url in alternates if isinstance(url, str) and "://" in url]
-    for url in urls:
-        scheme, _, rest = url.partition("://")
-        if not scheme.startswith("delayed+"):
-            raise UrlError(
-                f"a failover URL begins with {scheme}://, so Kombu would leave this transport; "
-                f"write delayed+{scheme}://{rest.rpartition('@')[2]}"
-            )
-        options = [name for name, _ in parse_qsl(rest.partition("?")[2])]
-        refused = [n for n in options if not n.startswith("ssl_") and n != "credential_provider"]
-        if refused and len(urls) > 1:
-            raise UrlError(
-                f"Kombu cannot switch to a failover URL with the option {refused[0]!r} after '?'; "
-                "leave it out, or use a single URL"
-            )
-    _check_list(alternates, {url.partition("://")[0][8:] for url in urls})
-
-
-def _check_list(alternates: Sequence[Any], schemes: set[str]) -> None:
-    if schemes.isdisjoint(LISTS):
-        return
-    if len(schemes) > 1:
-        kind = "Sentinels" if schemes.isdisjoint(CLUSTERS) else "a Cluster's nodes"
-        raise UrlError(
-            f"the broker URLs begin with {' and '.join(f'delayed+{s}://' for s in sorted(schemes))}"
-            f"; a list is either of {kind}, all with the same beginning, or of servers"
-        )
-    if not schemes.isdisjoint(CLUSTERS):
-        return
-    for each in alternates:
-        if "://" not in str(each):
-            host = str(each).rpartition("@")[2]
-            raise UrlError(
-                f"each Sentinel has a URL of its own: write delayed+{schemes.pop()}://{host}"
-            )

@@ -15,6 +15,7 @@ from ..connection.native import get_logger
 from ..connection.options import Options, check_kombu_options
 from ..consumer.policy.decisions import rules_of
 from ..registration import watch_workers
+from .alternates import check_alternates
 from .channel.channel import Channel
 from .cluster.channel import ClusterChannel
 from .cluster.connecting import ClusterMasters
@@ -68,7 +69,7 @@ class Transport(stock.Transport):
         """Connect. Raises OptionError, UrlError or ServerError if you must change something."""
         check_kombu_options(self.client.transport_options)
         rules_of(Options.parse(self.client.transport_options).policies)
-        urls.check_alternates(self.client.alt)
+        check_alternates(self.client.alt)
         if "visibility_timeout" in self.client.transport_options:
             _warn_of_visibility_timeout()
         return super().establish_connection()

@@ -12,8 +12,9 @@ import pytest
 import redis
 from kombu import Connection
 
-from kombu_delayed.connection.urls import Address, address, check_alternates
+from kombu_delayed.connection.urls import Address, address
 from kombu_delayed.errors import UrlError
+from kombu_delayed.transport.alternates import check_alternates
 from kombu_delayed.transport.polling.poller import Poller
 from kombu_delayed.transport.transport import Transport
 
@@ -152,6 +153,32 @@ def test_a_connection_names_its_server(url: str, expected: tuple[Any, ...]) -> N
         assert each.as_uri(include_password=True) == uri
         assert each.as_uri() == connection.as_uri()
     assert json.loads(json.dumps(expected[0])) == str(connection.info()["hostname"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://h/",
+        "redis://u:p@[::1]:7/0",
+        "rediss://h:7/0?ssl_ca_certs=/a@b/ca.pem",
+    ],
+)
+def test_a_clone_may_have_another_database_or_port(url: str) -> None:
+    connection = Connection(f"delayed+{url}")
+    where = address(connection)
+    assert connection.transport
+    for given in ({"virtual_host": "3"}, {"port": 8}, {"port": 8, "virtual_host": 3}):
+        clone = connection.clone(**given)
+        for each in (clone, clone.clone(), pickle.loads(pickle.dumps(clone))):
+            assert each.transport
+            found = address(each)
+            assert (str(found.virtual_host).strip("/") or "0") == str(given.get("virtual_host", 0))
+            assert found.server == (where.server[0], given.get("port", where.server[1]))
+            expected = replace(where, port=found.port, virtual_host=found.virtual_host)
+            assert plain(found) == plain(expected)
+            assert Connection(each.as_uri(include_password=True)).as_uri() == each.as_uri()
+    assert plain(address(connection)) == plain(where)
 
 
 @pytest.mark.parametrize("transport", ["delayed", "delayed+redis", "kombu_delayed:Transport"])
