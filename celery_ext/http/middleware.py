@@ -31,8 +31,9 @@ from .service.service import Service
 #: How long a body that is too large is read, so that its sender sees the answer.
 DRAIN_SECONDS = 2.0
 
+HEALTH_PATH = "/healthz"
 #: Paths that need no token: they reveal nothing about tasks.
-OPEN_PATHS = frozenset({"/docs", "/docs.js", "/openapi.json", "/healthz"})
+OPEN_PATHS = frozenset({"/docs", "/docs.js", "/openapi.json", HEALTH_PATH})
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -118,7 +119,7 @@ class Middleware:
         identity = await self._identity(scope, headers)
         scope["delayed.identity"] = identity
         scope["delayed.check"] = partial(self._identity, scope, headers)
-        if not self._site.is_asset(_path(scope)):
+        if _path(scope) != HEALTH_PATH and not self._site.is_asset(_path(scope)):
             self._rate_limit.check(identity.name)
         body = _Body(receive, self._limit(_path(scope)), self._service.options.body_seconds)
         length = headers.get(b"content-length", "0")
@@ -136,7 +137,7 @@ class Middleware:
         Without tokens, a server that has a list of hosts refuses requests through a proxy, too.
         """
         host = headers.get(b"host", "")
-        if self._hosts and _name(host) not in self._hosts and path != "/healthz":
+        if self._hosts and _name(host) not in self._hosts and path != HEALTH_PATH:
             raise Problem(421, f"this server does not serve the host {host[:100]!r}")
         if self._hosts and not self._needs_token and not _FORWARDED.isdisjoint(headers):
             raise Problem(403, "this request came through a proxy: start the server with --token")

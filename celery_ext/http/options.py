@@ -61,7 +61,7 @@ class HttpOptions:
     rate: float = option(
         0.0,
         "Maximum requests per second of a token, or of all requests without a token, in one"
-        " process. Styles and scripts of the dashboard do not count. 0: no limit.",
+        " process. `/healthz`, and styles and scripts of the dashboard, do not count. 0: no limit.",
         0,
         1_000_000,
     )

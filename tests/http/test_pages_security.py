@@ -205,6 +205,7 @@ def test_a_rate_is_not_for_what_pages_consist_of(serve: Serve) -> None:
         parts = [each["href"] for each in page.all("link")] + [page.all("script")[0]["src"]]
         assert [visitor.client.get(path).status_code for path in parts * 2] == [200] * 6
         assert visitor.client.get("/backlog").status_code == 429
+        assert visitor.client.get("/healthz").status_code == 200
 
 
 def test_a_stream_ends_with_its_login(
