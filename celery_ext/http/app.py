@@ -125,7 +125,7 @@ class Api:
 
 
 def _check_broker(service: Service, probes: Sequence[None]) -> None:
-    """For all probes that wait: they have no rate, so many of them cost one call."""
+    """For all probes that wait: they have no rate, so they share a call."""
     service.check_broker()
 
 
