@@ -160,7 +160,7 @@ def message_id(message: Payload) -> str:
         or properties.get("message_id")
         or properties.get("delivery_tag")
     )
-    return escaped(id)
+    return id if id.isascii() else escaped(id)
 
 
 def escaped(text: str) -> str:
