@@ -17,6 +17,7 @@ from celery.utils.log import get_logger
 from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from kombu_delayed.message.clock import now_ms
+from kombu_delayed.message.envelope import escaped
 from kombu_delayed.store.calls import instrumentation
 from kombu_delayed.store.outcomes.records import ALIVE_SECONDS, BEAT_SECONDS, Note, Outcomes
 from kombu_delayed.store.outcomes.tallies import Tallies
@@ -121,12 +122,12 @@ class Recorder:
         headers = request._request_dict
         retries = _number(headers, "retries")
         retries += _number(headers, "replaced_task_nesting") * NESTING
-        tenant, id = tenant_text(headers.get("tenant")), str(request.id)
-        if not id.isascii():  # an id that is not UTF-8 would block all other writes
-            id = id.encode(errors="backslashreplace").decode()
+        tenant, id, name = tenant_text(headers.get("tenant")), str(request.id), str(request.name)
+        if not (id.isascii() and name.isascii()):  # text that is not UTF-8 blocks all other writes
+            id, name = escaped(id), escaped(name)
         if (queue := self._queues.get(shard)) is None:
             queue = self._queues.setdefault(shard, Queue(shard))
-        run = Run(queue, id, request.name, tenant, retries, _family(headers), time.time())
+        run = Run(queue, id, name, tenant, retries, _family(headers), time.time())
         delivered = getattr(getattr(request, "message", None), "headers", None)
         if (due_ms := getattr(delivered, "due_ms", None)) is not None:
             run.due_ms = max(due_ms, getattr(delivered, "resumed_ms", 0))

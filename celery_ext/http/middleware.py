@@ -154,22 +154,21 @@ class Middleware:
         is_open = path in OPEN_PATHS or self._site.is_open(path)
         is_page = self._site.owns(path) and not is_open
         is_optional = is_page or is_open or not self._needs_token
+        token = None
         # Another one is for the proxy, or for the application that mounts this one.
-        is_ours = kind.lower() == "bearer" and (not is_optional or text.strip().startswith(PREFIX))
-        if not is_ours:
-            if is_page:
-                return await self._site.identity(HTTPConnection(scope))
-            if not is_optional:
-                raise _unknown("a token is needed: Authorization: Bearer …")
-            return ANYBODY
-        is_known, token = self.tokens.known(text.strip())
-        if not is_known:
-            token = await self._service.threads.run(self.tokens.look, text.strip())
-        if token is None:
-            client = scope.get("client") or ("",)
-            self._wrong_tokens.check(f"wrong tokens from {client[0]}")
-            raise _unknown("this token is not known, was revoked or has expired")
-        return token.identity
+        if kind.lower() == "bearer" and (not is_optional or text.strip().startswith(PREFIX)):
+            is_known, token = self.tokens.known(text.strip())
+            if not is_known:
+                token = await self._service.threads.run(self.tokens.look, text.strip())
+            if token is None and not (is_page or is_open):
+                client = scope.get("client") or ("",)
+                self._wrong_tokens.check(f"wrong tokens from {client[0]}")
+                raise _unknown("this token is not known, was revoked or has expired")
+        if token is None and is_page:
+            return await self._site.identity(HTTPConnection(scope))
+        if token is None and not is_optional:
+            raise _unknown("a token is needed: Authorization: Bearer …")
+        return ANYBODY if token is None else token.identity
 
 
 def _unknown(detail: str) -> Problem:

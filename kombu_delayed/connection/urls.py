@@ -33,7 +33,7 @@ _WITHOUT_USE = ("connect_timeout", "heartbeat", "insist", "login_method")
 _PATHS = ("socket", "embedded")
 #: The path and the options of a URL, which may contain an @, too.
 _PATH = re.compile(r"(?:^|(?<=@))\.?/")
-_OPTIONS = re.compile(rf"\?(?:ssl_\w+|{'|'.join((*_QUERY, *_WITHOUT_USE))})=")
+_OPTIONS = re.compile(r"\?\w+=")
 
 
 @dataclass(frozen=True)

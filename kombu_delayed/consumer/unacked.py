@@ -148,6 +148,15 @@ class QoS(virtual.QoS):
             return False
         return True
 
+    def can_decode(self, payload: dict[str, Any]) -> bool:
+        """Whether a program can read a message of a payload, and its body."""
+        try:
+            message = self.channel.Message(payload, channel=self.channel)
+            message.decode()
+        except Exception:
+            return False
+        return not message.errors
+
     # The program's calls for a message.
 
     def ack(self, delivery_tag: Any) -> None:

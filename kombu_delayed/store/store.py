@@ -334,8 +334,8 @@ class Store(Caller):
     def size(self, queue: str, place: int = 0, bucket: int = 0) -> Size:
         """Count a queue's messages by state. With `bucket=-1` `delayed` is 0, and costs nothing.
 
-        Other clients are served after each part of a large queue. So messages that come or go
-        meanwhile may be counted or not.
+        Other clients are served after each part of a large queue. So messages that come, go or
+        become ready meanwhile may be counted or not.
         """
         total = Size(0, 0, 0)
         while place >= 0 or bucket >= 0:

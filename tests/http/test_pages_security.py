@@ -154,6 +154,17 @@ def test_an_authorization_for_a_proxy(visitor: Visitor, tokens: Tokens, other: s
     assert visitor.client.get("/v1/queues").status_code == 401
 
 
+def test_a_token_that_was_revoked_and_that_a_proxy_adds(visitor: Visitor, tokens: Tokens) -> None:
+    """The login would lead to itself."""
+    token, text = tokens.create("proxy", ["read"])
+    tokens.revoke(token.id)
+    visitor.client.headers["Authorization"] = f"Bearer {text}"
+    page = visitor.log_in(tokens.create("till", ["read"])[1], "/backlog")
+    assert "Backlog" in page.text
+    assert visitor.client.get("/healthz").status_code == 200
+    assert visitor.client.get("/v1/queues").status_code == 401
+
+
 def test_a_link_of_another_site_replaces_no_cookie(
     visitor: Visitor, tokens: Tokens, api: httpx.Client
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -111,13 +112,34 @@ def test_pubsub_subscribes_again_whoever_reconnected(
     turn_until(lambda: inbox.bodies == ["heard"], "it has heard")
 
 
+WHOLE = {
+    "body": "e30=",
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "headers": {},
+    "properties": {"body_encoding": "base64", "delivery_info": {}, "delivery_tag": "t"},
+}
+
+
 @pytest.mark.parametrize(
-    "stray", ["1", "null", "[]", "{}", '{"properties": {"body_encoding": "base64"}, "body": "A"}']
+    "stray",
+    [
+        *("1", "null", "[]", "{}"),
+        '{"properties": {"body_encoding": "base64"}, "body": "A"}',
+        json.dumps({**WHOLE, "content-encoding": [1]}),
+        json.dumps({**WHOLE, "headers": {"compression": "nope"}}),
+    ],
 )
 def test_what_another_program_publishes_to_a_fanout_exchange(
     stray: str, loop: Loop, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its error would end all workers at once."""
+
+    def take(message: Any) -> None:
+        message.decode()
+        loop.inbox.messages.append(message)
+
+    loop.inbox.consumer.on_message = take
     loop.turn_until(lambda: subscribed(client), "it has subscribed")
     client.publish("/0.news", stray)
     loop.inbox.connection.Producer(exchange=NEWS).publish("good")

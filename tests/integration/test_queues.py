@@ -178,3 +178,18 @@ def test_one_of_two_consumers_of_a_queue_leaves(leaves: int, connection: Connect
     consumers[1 - leaves].put("x")
     assert consumers[1 - leaves].get(timeout=60).payload == "x"
     assert not consumers[leaves].buffer
+
+
+@pytest.mark.parametrize("acks", [True, False])
+def test_a_consumer_takes_messages_as_before_when_another_one_leaves(
+    acks: bool, connection: Connection, client: redis.Redis
+) -> None:
+    """One needs acks and the other one does not: a message would be lost, or return."""
+    stays, leaves = (connection.SimpleQueue("q", no_ack=each) for each in (not acks, acks))
+    for consumer in (stays, leaves):
+        with pytest.raises(consumer.Empty):
+            consumer.get(timeout=0)
+    leaves.close()
+    stays.put("x")
+    assert stays.get(timeout=60).payload == "x"
+    assert bool(client.keys("{q}:unacked:*")) is acks

@@ -168,15 +168,18 @@ def test_never_delivered(spark: SparkSession) -> None:
         "cancelled": "0 scheduled due=20, 1 cancelled",
         "put off": "0 scheduled due=20, 1 rescheduled due=500",
         "ahead": "100 scheduled due=200",
+        "replayed": "0 scheduled due=9, 9 delivered, 10 buried, 11 replayed due=20, 20 waiting",
     }
     events, columns = happened(spark, told), ("id", "scheduled_at", "overdue_seconds")
     assert values(queries.never_delivered(events), *columns) == [
+        ("replayed", naive(11), 80.0),
         ("waits", naive(0), 80.0),
         ("waits for a limit", naive(0), 80.0),
     ]
     assert values(queries.never_delivered(events, at(500)), "id", "overdue_seconds") == [
         ("ahead", 300.0),
         ("put off", 0.0),
+        ("replayed", 480.0),
         ("waits", 480.0),
         ("waits for a limit", 480.0),
     ]

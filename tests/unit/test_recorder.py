@@ -260,9 +260,12 @@ def test_it_is_recorded_again_when_all_queues_are(
     ]
 
 
-def test_an_id_that_is_no_text_keeps_no_other_from_being_written(told: Recorder) -> None:
+@pytest.mark.parametrize("name", ["mail", "\ud800"])
+def test_an_id_that_is_no_text_keeps_no_other_from_being_written(name: str, told: Recorder) -> None:
     for id in ("a\ud800", "ä", 7):  # Celery runs a task whose id is a number
-        told.received(SimpleNamespace(id=id, name="mail", _request_dict={}), "q")
+        run = told.received(SimpleNamespace(id=id, name=name, _request_dict={}), "q")
+        assert run is not None
+        assert run.task.encode() in (b"mail", rb"\ud800")
     told.step()
     assert [note.id.encode().decode() for note in told._queues["q"].notes] == [
         *("a\\ud800", "ä", "7")

@@ -212,13 +212,13 @@ def never_delivered(events: DataFrame, as_of: datetime | None = None) -> DataFra
     if as_of is not None:
         now = now.select(instant(as_of).alias("as_of"))
     facts, order = F.struct("event", "task", "tenant", "due"), F.struct(*event_order())
-    scheduled = F.when(F.col("event").isin(*_SCHEDULES), F.col("at"))
+    scheduled = F.when(F.col("event").isin(*_DUES), F.col("at"))
     last = (
         of_last_due(events)
         .groupBy(*_MESSAGE)
         .agg(F.max_by(facts, order).alias("last"), F.max(scheduled).alias("scheduled_at"))
     )
-    waits = F.col("event").isin(*_SCHEDULES, "waiting") & F.col("scheduled_at").isNotNull()
+    waits = F.col("event").isin(*_DUES, "waiting") & F.col("scheduled_at").isNotNull()
     return (
         last.select(*_MESSAGE, "last.*", "scheduled_at")
         .crossJoin(F.broadcast(now))

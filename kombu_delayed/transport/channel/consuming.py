@@ -17,7 +17,7 @@ from ...consumer.consumer import Consumer
 from ...consumer.lease.lease import Lease
 from ...consumer.session import Session
 from ...consumer.unacked import FOR_CELERY, TAKEN_FROM, Message, QoS
-from ...errors import UNREACHABLE, FormatError, ServerFull
+from ...errors import UNREACHABLE, FormatError, NotReplicated, ServerFull
 from ...message.envelope import check_task, message_id, to_json
 from ...store.calls import instrumentation
 from ...store.calls.shards import LOOK_SECONDS, is_shard, queue_of
@@ -43,8 +43,9 @@ class ConsumingChannel(ConnectingChannel):
         self.handed_out = HandedOut(self)
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._receivers: dict[str, Any] = {}
-        #: Consumer tag -> its receiver and handler: a queue may have several consumers.
-        self._takers: dict[str, tuple[Any, Any]] = {}
+        #: Consumer tag -> its receiver and handler, and whether it takes messages without acks: a
+        #: queue may have several consumers, of which the last one gets the messages.
+        self._takers: dict[str, tuple[Any, Any, bool]] = {}
         super().__init__(*args, **kwargs)
         self.QoS = type(self).QoS
 
@@ -117,8 +118,8 @@ class ConsumingChannel(ConnectingChannel):
             self._receivers[queue] = args[0] if args else kwargs.get("callback")
             self._handlers[queue] = self.connection._callbacks[queue]
             tag = args[1] if len(args) > 1 else kwargs.get("consumer_tag", "")
-            self._takers[tag] = self._receivers[queue], self._handlers[queue]
             takes = no_ack or not self.ack_emulation
+            self._takers[tag] = self._receivers[queue], self._handlers[queue], takes
             consumer = self._ensure_consumer()
             for shard in self._shards(queue):
                 self.store.dictionaries.check(shard)
@@ -190,14 +191,17 @@ class ConsumingChannel(ConnectingChannel):
         queue = self._tag_to_queue.get(consumer_tag)
         result = super()._basic_cancel(consumer_tag)
         self._takers.pop(consumer_tag, None)
-        if queue in self._active_queues:  # it has another consumer
-            for tag, taker in tuple(self._takers.items()):
-                if self._tag_to_queue.get(tag) == queue:
-                    self._receivers[queue], self._handlers[queue] = taker
-        elif queue and self.consumer is not None:
-            # Its handler stays: a signal handler may do this while a message is handed over.
-            for shard in [each for each in self.consumer.sources if queue_of(each) == queue]:
-                self.consumer.remove(shard)
+        if queue and self.consumer is not None:
+            sources = [s for s in self.consumer.sources.values() if s.whole == queue]
+            others = [t for tag, t in self._takers.items() if self._tag_to_queue.get(tag) == queue]
+            if others:
+                self._receivers[queue], self._handlers[queue], takes = others[-1]
+                for source in [each for each in sources if each.no_ack != takes]:
+                    self.consumer.add(source.queue, takes, source.expires_ms)
+            else:
+                # Its handler stays: a signal handler may do this while a message is handed over.
+                for source in sources:
+                    self.consumer.remove(source.queue)
         return result
 
     # Messages.
@@ -262,7 +266,8 @@ class ConsumingChannel(ConnectingChannel):
         message["headers"].pop("x-delay", None)  # it has waited
         step = self.priority(self._get_message_priority(message))
         entry = Entry(message_id(message), step, to_json(message))
-        self.store.publish(shard, [entry], self._expires.get(queue_of(shard), 0))
+        with suppress(NotReplicated):  # it is stored, and only its producer needs to know
+            self.store.publish(shard, [entry], self._expires.get(queue_of(shard), 0))
 
     def on_done(self) -> None:
         """Have acks and rejects sent soon, after a message was acked or rejected."""

@@ -52,7 +52,7 @@ class FanoutChannel(ConnectingChannel):
         try:
             callback(payload)
         except Exception as error:
-            if self.qos.can_read(payload):
+            if self.qos.can_decode(payload):
                 raise  # it is the program's own error
             logger.error("A fanout message is dropped, as it cannot be read: %r", error)
 
