@@ -115,13 +115,14 @@ class Middleware:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        self._check_origin(scope["method"], _path(scope), headers)
+        path = _path(scope)
+        self._check_origin(scope["method"], path, headers)
         identity = await self._identity(scope, headers)
         scope["delayed.identity"] = identity
         scope["delayed.check"] = partial(self._identity, scope, headers)
-        if _path(scope) != HEALTH_PATH and not self._site.is_asset(_path(scope)):
+        if path != HEALTH_PATH and not self._site.is_asset(path):
             self._rate_limit.check(identity.name)
-        body = _Body(receive, self._limit(_path(scope)), self._service.options.body_seconds)
+        body = _Body(receive, self._limit(path), self._service.options.body_seconds)
         length = headers.get(b"content-length", "0")
         if length.isdecimal() and int(length) > body.limit:
             await body.refuse(drain=b"expect" not in headers)
@@ -153,14 +154,15 @@ class Middleware:
         kind, _, text = headers.get(b"authorization", "").partition(" ")
         is_open = path in OPEN_PATHS or self._site.is_open(path)
         is_page = self._site.owns(path) and not is_open
-        is_optional = is_page or is_open or not self._needs_token
+        is_shown = is_page or is_open  # even with a wrong token
+        is_optional = is_shown or not self._needs_token
         token = None
         # Another one is for the proxy, or for the application that mounts this one.
         if kind.lower() == "bearer" and (not is_optional or text.strip().startswith(PREFIX)):
             is_known, token = self.tokens.known(text.strip())
             if not is_known:
                 token = await self._service.threads.run(self.tokens.look, text.strip())
-            if token is None and not (is_page or is_open):
+            if token is None and not is_shown:
                 client = scope.get("client") or ("",)
                 self._wrong_tokens.check(f"wrong tokens from {client[0]}")
                 raise _unknown("this token is not known, was revoked or has expired")

@@ -48,7 +48,7 @@ class Metrics:
     due_within_day: int
     #: Whether counts are partly estimates. Behind the first 1,000 partitions (some 90,000
     #: messages), `due` and the three counts above use the average size of all later partitions.
-    #: Above some 500,000 messages, `delayed` is counted in a part of the buckets.
+    #: Above some 200 MB of messages, `delayed` is counted in a part of the buckets.
     is_estimate: bool
     #: How many of `due` wait at the gate of their queue, for their turn or for capacity.
     waiting: int = 0
