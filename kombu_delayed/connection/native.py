@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from kombu.log import get_logger as _get_logger
 
+from . import forks
+
 try:
     from _queue import SimpleQueue  # `queue` may hold gevent's
 except ImportError:  # PyPy
@@ -37,7 +39,10 @@ def lock() -> Any:
 
 
 def start_thread(target: Callable[[], None], name: str) -> None:
-    """Run a function in a thread that does not keep the process from ending."""
+    """Run a function in a thread that does not keep the process from ending.
+
+    Beside greenlets the function is ended by SystemExit when the program ends.
+    """
     if gevent := _gevent():
         # Two threads that import the modules of the hub may deadlock.
         hub = _program_hub() or sys.modules["gevent"].get_hub()
@@ -45,74 +50,100 @@ def start_thread(target: Callable[[], None], name: str) -> None:
         run = gevent.get_original("_thread", "start_new_thread")
         run(_run_beside_gevent, (target, hub))
     elif eventlet := _eventlet():
-        _start_beside_eventlet(eventlet, target, name)
+        hub = _program_hub() or sys.modules["eventlet.hubs"].get_hub()
+        _watch_end(sys.modules["eventlet.patcher"].original("time").sleep)
+        run = partial(_run_beside_eventlet, target, hub)
+        eventlet.Thread(target=run, name=name, daemon=True).start()
     else:
         threading.Thread(target=target, name=name, daemon=True).start()
 
 
-#: The threads beside gevent that are closing their hubs, and whether the program is ending.
-_closing: set[int] = set()
+#: Thread beside greenlets -> the hub of gevent or eventlet in the program's thread.
+_hubs: dict[int, Any] = {}
+#: Thread beside gevent -> what ends its wait in its own hub.
+_wakes: dict[int, Callable[[], object]] = {}
+#: The threads that wait for a bell.
+_waiting: set[int] = set()
+
+#: A thread that returns from a hub while the interpreter ends may crash the process: Python exits
+#: it, and destructors of its greenlets run without the interpreter's lock. So these threads are
+#: ended before the interpreter, which waits for them at most for END_SECONDS.
 _is_ending = False
-
-#: How long the end of the program waits for them: without an interpreter they abort the process.
-CLOSING_SECONDS, LOOK_SECONDS = 2.0, 0.01
+END_SECONDS, LOOK_SECONDS, EVENTLET_LOOK_SECONDS = 2.0, 0.01, 0.25
 
 
-def _run_beside_gevent(target: Callable[[], None], hub: Any) -> None:
+def _run_beside_gevent(target: Callable[[], None], program_hub: Any) -> None:
+    hub = sys.modules["gevent"].get_hub()
+    main = sys.modules["gevent"].getcurrent()
+    wake = partial(hub.loop.run_callback_threadsafe, main.throw, SystemExit)
+    _run_beside(target, program_hub, wake, partial(hub.destroy, destroy_loop=True))
+
+
+def _run_beside_eventlet(target: Callable[[], None], program_hub: Any) -> None:
+    hub = sys.modules["eventlet.hubs"].get_hub()
+    main = sys.modules["eventlet"].getcurrent()
+
+    def look() -> None:  # because no other thread can end a wait in this hub
+        if _is_ending:
+            main.throw(SystemExit)
+        hub.schedule_call_global(EVENTLET_LOOK_SECONDS, look)
+
+    look()
+    _run_beside(target, program_hub, lambda: None, partial(_close_hub, hub))
+
+
+def _run_beside(
+    target: Callable[[], None],
+    program_hub: Any,
+    wake: Callable[[], object],
+    close: Callable[[], object],
+) -> None:
     number = _ident()
-    _hubs[number] = hub
+    _hubs[number], _wakes[number] = program_hub, wake
     try:
-        target()
-    finally:  # sockets have given the thread a hub, whose descriptors nothing else would close
-        _closing.add(number)
+        with suppress(SystemExit):
+            if not _is_ending:
+                target()
+    finally:
+        del _wakes[number]
+        if not _is_ending:  # nothing else would close the descriptors of its hub
+            close()
         del _hubs[number]
-        if not _is_ending:
-            sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
-        _closing.discard(number)
+
+
+def _close_hub(hub: Any) -> None:
+    if hub.running:
+        hub.abort(wait=True)
+    if (poll := getattr(hub, "poll", None)) is not None and hasattr(poll, "close"):
+        poll.close()
 
 
 @cache
 def _watch_end(sleep: Callable[[float], None]) -> None:
-    atexit.register(_end_beside_gevent, sleep)
+    atexit.register(_end, sleep)
+    forks.in_children(_forget_threads)
 
 
-def _end_beside_gevent(sleep: Callable[[float], None]) -> None:
+def _end(sleep: Callable[[float], None]) -> None:
     global _is_ending
     _is_ending = True
-    for _ in range(int(CLOSING_SECONDS / LOOK_SECONDS)):
-        if not _closing:
+    for wake in tuple(_wakes.values()):
+        with suppress(ValueError):  # the thread has just closed its hub
+            wake()
+    for _ in range(int(END_SECONDS / LOOK_SECONDS)):
+        if _waiting.issuperset(_hubs):
             break
         sleep(LOOK_SECONDS)
 
 
-def _start_beside_eventlet(eventlet: Any, target: Callable[[], None], name: str) -> None:
-    hubs: Any = sys.modules["eventlet.hubs"]
-    hub = _program_hub() or hubs.get_hub()
-
-    def run() -> None:
-        _hubs[_ident()] = hub
-        try:
-            target()
-        finally:
-            del _hubs[_ident()]
-            _close_hub(hubs.get_hub())
-
-    eventlet.Thread(target=run, name=name, daemon=True).start()
-
-
-def _close_hub(hub: Any) -> None:
-    hub.abort(wait=True)
-    if (poll := getattr(hub, "poll", None)) is not None and hasattr(poll, "close"):
-        poll.close()
+def _forget_threads() -> None:
+    for each in (_hubs, _wakes, _waiting):
+        each.clear()
 
 
 def has_eventlet() -> bool:
     """Return whether sockets are eventlet's."""
     return _eventlet() is not None
-
-
-#: Thread beside greenlets -> the hub of gevent or eventlet in the program's thread.
-_hubs: dict[int, Any] = {}
 
 
 def is_beside_greenlets() -> bool:
@@ -165,10 +196,17 @@ class Bell:
 
     def wait(self, seconds: float) -> None:
         """Wait until the bell rings, at most for these seconds."""
-        with suppress(Empty):
-            self._rings.get(timeout=seconds)
-            while True:
-                self._rings.get_nowait()
+        number = _ident()
+        _waiting.add(number)
+        try:
+            with suppress(Empty):
+                self._rings.get(timeout=seconds)
+                while True:
+                    self._rings.get_nowait()
+        finally:
+            _waiting.discard(number)
+        if _is_ending and number in _hubs:
+            raise SystemExit
 
 
 def _program_hub() -> Any:

@@ -8,6 +8,49 @@ import pytest
 
 from tests.kit.greenlets import PATCHES, run_patched
 
+ENDS = """
+import atexit, sys
+
+def look():  # after all other exit handlers
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+    print("still waits" if any("/hub" in each for each in files) else "safe")
+
+files = []
+atexit.register(look)
+{patch}
+import socket
+from kombu_delayed.connection import native
+
+def receive():
+    ours, theirs = socket.socketpair()
+    began.append(theirs)
+    ours.recv(1)
+
+def wait():
+    began.append(1)
+    native.Bell().wait(600)
+
+native.END_SECONDS = 60.0  # a busy machine needs longer
+
+began = []
+for each in (receive, wait):
+    native.start_thread(each, "beside")
+while len(began) < 2:
+    green.sleep(0.01)
+green.sleep(0.1)  # so that each waits
+"""
+
+
+@pytest.mark.parametrize("green", PATCHES)
+def test_no_thread_waits_in_a_hub_as_the_interpreter_ends(green: str) -> None:
+    """It would run C++ destructors of its greenlets without the lock of the interpreter."""
+    done = run_patched(green, ENDS)
+    assert (done.stdout, done.returncode) == ("safe\n", 0), done.stderr
+
+
 LOGS = """
 {patch}
 import logging, threading
