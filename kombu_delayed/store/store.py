@@ -331,26 +331,28 @@ class Store(Caller):
         instrumentation.count_buried(self, queue, buried)
         return len(buried)
 
-    def size(self, queue: str, place: int = 0, bucket: int = 0) -> Size:
-        """Count a queue's messages by state. With `bucket=-1` `delayed` is 0, and costs nothing.
+    def size(self, queue: str, *, with_delayed: bool = True) -> Size:
+        """Count a queue's messages by state. Without `with_delayed`, `delayed` is 0.
 
-        Other clients are served after each part of a large queue. So messages that come, go or
-        become ready meanwhile may be counted or not.
+        A large queue takes several calls: what changes meanwhile may be counted or not.
         """
+        return self._counted(queue, 0, 0 if with_delayed else -1)
+
+    def delayed_count(self, queue: str) -> int:
+        """Count the delayed messages, due or not."""
+        return self._counted(queue, -1, 0).delayed
+
+    def _counted(self, queue: str, place: int, bucket: int) -> Size:
         total = Size(0, 0, 0)
         while place >= 0 or bucket >= 0:
             given = {"place": place, "bucket": bucket, "limit": COUNT_LIMIT}
-            *found, place, bucket = self.ask("size", queue, **given)
-            total = Size(*map(sum, zip(total, found, strict=True)))
+            *counts, place, bucket = self.ask("size", queue, **given)
+            total = Size(*map(sum, zip(total, counts, strict=True)))
         return total
 
     def records(self, queue: str, members: Sequence[str | bytes]) -> list[bytes | None]:
         """Priority step + due time + message of each message; None for one that is not delayed."""
         return self.fields(queue, self.keys(queue).messages, members)
-
-    def delayed_count(self, queue: str) -> int:
-        """Count the delayed messages, due or not."""
-        return self.size(queue, place=-1).delayed
 
     def metrics(self, queue: str) -> Metrics:
         """The metrics of a queue for autoscalers. One call, which only reads."""

@@ -96,7 +96,7 @@ class Broker:
         for prefix, queue in self.backlogs():
             store = self.store(prefix)
             held_back = self._held_back(store.keys(queue))
-            yield prefix + queue, max(store.size(queue, bucket=-1).due - held_back, 0)
+            yield prefix + queue, max(store.size(queue, with_delayed=False).due - held_back, 0)
 
     def _held_back(self, keys: QueueKeys) -> int:
         """Return how many wait for a rate: none has its turn, and no running task has slots."""

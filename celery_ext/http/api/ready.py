@@ -55,7 +55,7 @@ def _by_reading(
     for name in names_of(service, identity, queue):
         found: list[ReadyTask] = []
         for shard in store.shards.nearest(name, ids[0]):
-            count = store.size(shard, bucket=-1).ready
+            count = store.size(shard, with_delayed=False).ready
             left -= count + EMPTY
             if left < 0:
                 left, is_crowded = left + count, True

@@ -322,7 +322,7 @@ def _held(service: Service, shards: list[str], identity: Identity, id: str) -> T
     """A task that is ready or unacked, found in shards that do not have too many of these."""
     store = service.delayed.store
     for shard in shards:
-        size = store.size(shard, bucket=-1)
+        size = store.size(shard, with_delayed=False)
         held = sum(unacked for _, _, unacked in store.leases.consumers(shard))
         if size.ready + held > READING_LIMIT:
             continue
@@ -337,7 +337,7 @@ def is_crowded(service: Service, identity: Identity, queue: str | None) -> bool:
     """Returns whether more messages are ready in a shard than may be read to find one task."""
     store = service.delayed.store
     shards = service.shards(identity, queue)
-    return any(store.size(shard, bucket=-1).ready > READING_LIMIT for shard in shards)
+    return any(store.size(shard, with_delayed=False).ready > READING_LIMIT for shard in shards)
 
 
 def message_of(

@@ -96,7 +96,7 @@ class Claim:
     @staticmethod
     def is_unsorted(store: Store, shard: str) -> bool:
         """Returns whether some due or ready task does not wait at the gate."""
-        size = store.size(shard, bucket=-1)
+        size = store.size(shard, with_delayed=False)
         return bool(size.ready) or size.due > store.run("ZCARD", store.keys(shard).waiting)
 
     def take(self, most: int) -> list[tuple[TaskInfo, str]]:
@@ -115,7 +115,7 @@ class Claim:
             got = self._deliver(0)
             if got.paused:
                 return
-            size = self._store.size(self._shard, bucket=-1)
+            size = self._store.size(self._shard, with_delayed=False)
             key = self._store.keys(self._shard).waiting
             if size.ready and size.due <= self._store.run("ZCARD", key):
                 self._put_back(self._deliver(READ, gate=None, promotions=0).records)

@@ -85,7 +85,7 @@ def claim(
         for shard in store.shards.all(topic.queue):
             if _is_time(service, shard) or not again:
                 _reclaim(store, shard)
-            size = store.size(shard, bucket=-1)
+            size = store.size(shard, with_delayed=False)
             if size.ready + size.due:
                 with Claim(service, shard, lease_ms) as mine:
                     if found := mine.take(most):

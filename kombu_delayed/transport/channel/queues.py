@@ -63,7 +63,8 @@ class QueueChannel(ConnectingChannel):
             self._unbound.remove(each)
 
     def _size(self, queue: str) -> int:
-        sizes = [self.store.size(shard, bucket=-1) for shard in self.store.shards.all(queue)]
+        shards = self.store.shards.all(queue)
+        sizes = [self.store.size(shard, with_delayed=False) for shard in shards]
         return sum(size.ready + size.due for size in sizes)
 
     def _has_queue(self, queue: str, **kwargs: Any) -> bool:
