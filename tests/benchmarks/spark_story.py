@@ -36,6 +36,7 @@ from tests.benchmarks.app import OPTIONS
 from tests.benchmarks.report import percentile
 from tests.benchmarks.rig import Rig, cpu_seconds, end, rig, store_of
 from tests.benchmarks.spark import LIVE_RATE, check_parser, client_of
+from tests.benchmarks.spark_by_hand import DEFAULT_BUDGET_MS
 from tests.benchmarks.story_page import page
 from tests.benchmarks.story_watch import Watch, kill
 from tests.benchmarks.workers import send_steadily
@@ -86,6 +87,7 @@ class Story:
     rows: int
     master: str
     ledger_seconds: int
+    budget_ms: int
     #: The number of ledger hashes after the last job has ended.
     hashes: int = 0
     steps: list[Step] = field(default_factory=list)
@@ -138,10 +140,15 @@ class Story:
             raise RuntimeError(f"{' '.join(arguments)} failed:\n{log[-3000:]}")
         return (self.rig.directory / f"{arguments[0]}.out").read_text()
 
+    @property
+    def writing(self) -> list[str]:
+        """The options of jobs that write."""
+        budget = "--latency-budget-ms", str(self.budget_ms)
+        return ["-b", self.rig.url(), "--ledger-seconds", str(self.ledger_seconds), *budget]
+
     def job(self, *arguments: str) -> dict[str, Any]:
         """The report of a job that writes."""
-        common = ["-b", self.rig.url(), "--ledger-seconds", str(self.ledger_seconds), "--json"]
-        found: dict[str, Any] = json.loads(self.run(*arguments, *common))
+        found: dict[str, Any] = json.loads(self.run(*arguments, *self.writing, "--json"))
         return found
 
     def expect(self, what: str, found: Any, right: Any) -> None:
@@ -180,8 +187,7 @@ def scheduled_and_killed(story: Story) -> None:
     """The driver and all its processes are killed when half of the rows are written."""
     with story.step("schedule, driver killed in the middle") as step:
         schedule = story.start(
-            *("schedule", story.path, "-b", story.rig.url(), "--queue", QUEUE, "--job-id", JOB),
-            *("--ledger-seconds", str(story.ledger_seconds)),
+            "schedule", story.path, "--queue", QUEUE, "--job-id", JOB, *story.writing
         )
         # About half: an exact count of a large queue takes the server longer.
         half = lambda: story.store.metrics(QUEUE).delayed >= story.rows // 2  # noqa: E731
@@ -407,15 +413,22 @@ def tell(story: Story) -> list[dict[str, Any]]:
     show_default=True,
     help="How long ledgers are kept; longer than a job takes to start.",
 )
+@click.option(
+    "--latency-budget-ms",
+    "budget_ms",
+    default=DEFAULT_BUDGET_MS,
+    show_default=True,
+    help="The option of the jobs that write.",
+)
 @click.option("--write", type=click.Path(path_type=Path), help="Add the results to this page.")
-def main(rows: int, master: str, ledger_seconds: int, write: Path | None) -> None:
+def main(rows: int, master: str, ledger_seconds: int, budget_ms: int, write: Path | None) -> None:
     """Run the whole story on a fresh server, with this number of rows."""
     check_parser()
     # So that all processes that it has started end with it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with rig("ours", False) as made, client_of(made.url()):
         watch = Watch(made.url().removeprefix("delayed+"), made.directory)
-        story = Story(made, watch, rows, master, ledger_seconds)
+        story = Story(made, watch, rows, master, ledger_seconds, budget_ms)
         write_rows(story.path, rows)
         with watch.running(), cluster(story), live_load(story):
             with story.step("live tasks alone") as step:
@@ -426,7 +439,10 @@ def main(rows: int, master: str, ledger_seconds: int, write: Path | None) -> Non
                     part(story)
             for part in LAST_PARTS:
                 part(story)
-        text = page(tell(story), rows, master, made.redis.info("server"), date.today())
+        command = f'python -m tests.benchmarks.spark_story {rows} --master "{master}"'
+        if budget_ms != DEFAULT_BUDGET_MS:
+            command += f" --latency-budget-ms {budget_ms}"
+        text = page(tell(story), rows, master, command, made.redis.info("server"), date.today())
     click.echo(text)
     if write:
         write.write_text(f"{write.read_text()}\n{text}" if write.exists() else text)

@@ -12,13 +12,14 @@ _HEAD = (
 )
 
 
-def page(steps: Sequence[dict[str, Any]], rows: int, master: str, server: Any, day: date) -> str:
+def page(
+    steps: Sequence[dict[str, Any]], rows: int, master: str, command: str, server: Any, day: date
+) -> str:
     """A section with a row for each step."""
     where = "a standalone cluster with two workers" if master == "cluster" else f"`{master}`"
     name = server.get("server_name", "redis")
     version = server.get(f"{name}_version", server["redis_version"])
     lines = [f"## {rows:,} rows on {where}", "", _HEAD, *map(_line, steps), ""]
-    command = f'python -m tests.benchmarks.spark_story {rows} --master "{master}"'
     lines += [f"Measured on {day}, {name} {version}: `{command}`.", ""]
     return "\n".join(lines)
 
