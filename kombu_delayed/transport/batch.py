@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kombu.transport import redis as stock
-from redis.exceptions import AskError, ResponseError, TryAgainError
+from redis.exceptions import AskError, NoScriptError, ResponseError, TryAgainError
 
 from ..connection.commands import pack
 from ..connection.connection import ServerConnection
 from ..errors import NotReplicated
 from ..store.calls import instrumentation
 from ..store.calls.caller import PLAIN
-from ..store.calls.scripts import FIRST_KEY, whole
+from ..store.calls.scripts import FIRST_KEY, by_sha, whole
 from ..store.store import CALL_LIMIT, Entry, Store, chunks
 
 #: The verb of the command that waits for replicas.
@@ -28,7 +28,10 @@ Sent = tuple[str, tuple[Any, ...]]
 
 
 class Lane:
-    """One connection of a pipeline. Unless it is redirected, it does each command once."""
+    """One connection of a pipeline.
+
+    It does each command once, unless the server redirects it or has lost its script.
+    """
 
     def __init__(
         self, server: ServerConnection, store: Store, on_answer: Callable[[Sent, Any], None]
@@ -39,6 +42,8 @@ class Lane:
         self._connection: Any = None
         self.unconfirmed: deque[Sent] = deque()
         self._has_failed = False
+        #: Scripts whose sources were sent: they are longer than most messages.
+        self._sources: set[str] = set()
 
     def send(self, commands: list[Sent]) -> None:
         """Send commands."""
@@ -46,9 +51,17 @@ class Lane:
             self._connection = self._server.connect()
         else:
             self._server.refresh(self._connection, is_idle=not self.unconfirmed)
-        packed = [pack(command) for _, command in commands]
+        packed = [pack(self._shortened(command)) for _, command in commands]
         self._connection.send_packed_command(packed, check_health=not self.unconfirmed)
         self.unconfirmed.extend(commands)
+
+    def _shortened(self, command: tuple[Any, ...]) -> tuple[Any, ...]:
+        if command[0] != "EVAL":
+            return command
+        if command[1] in self._sources:
+            return by_sha(command)
+        self._sources.add(command[1])
+        return command
 
     def confirm(self, count: int) -> list[Exception]:
         """Read `count` answers; returns the errors among them. Raises connection errors."""
@@ -66,7 +79,7 @@ class Lane:
         try:
             answer = self._connection.read_response()
             return self._store.sent_plain(command) if answer == PLAIN else answer
-        except (AskError, TryAgainError):  # and MovedError, which is an AskError
+        except (AskError, NoScriptError, TryAgainError):  # and MovedError, which is an AskError
             return self._store.send(*command)
 
     def _answered(self, sent: Sent, answer: Any) -> None:

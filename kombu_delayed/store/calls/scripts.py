@@ -44,7 +44,7 @@ class Script:
         self.variadic: set[str] = set()
         self.source = self._assemble(source)
         self.names = {*self.keys, *self.arguments}
-        self.sha = hashlib.sha1(self.source.encode()).hexdigest()
+        self.sha = _sha(self.source)
 
     def _assemble(self, source: str) -> str:
         lines: list[str] = []
@@ -137,6 +137,16 @@ FIRST_KEY = 3
 def whole(move: Script, given: dict[str, Any]) -> tuple[Any, ...]:
     """The command that runs a script by its source, so that the server need not know it."""
     return ("EVAL", move.source, *move.pack(given))
+
+
+def by_sha(command: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A command of `whole` for a server that knows the script."""
+    return ("EVALSHA", _sha(command[1]), *command[2:])
+
+
+@cache
+def _sha(source: str) -> str:
+    return hashlib.sha1(source.encode()).hexdigest()
 
 
 def send_together(many: Callable[[list[Any]], list[Any]], calls: Sequence[Call]) -> list[Any]:
