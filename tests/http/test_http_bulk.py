@@ -305,6 +305,29 @@ def test_a_redirect_leaves_out_what_is_there(api: httpx.Client, state: str, to_q
     assert (again["matched"], again["queues"], again["sample"]) == (0, {}, [])
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "given"),
+    [
+        ("POST", "/v1/bulk/cancel?dry_run=true", {"task": "*"}),
+        ("POST", "/v1/bulk/cancel?limit=1", {"task": "*"}),
+        ("POST", "/v1/tasks?delay=1h", {"task": "till.charge"}),
+        ("PUT", "/v1/tasks/b?queue=mail", {"task": "till.charge"}),
+        ("POST", "/v1/queues/celery/pause?for=2h", {}),
+    ],
+)
+def test_a_field_of_the_body_in_the_query_is_not_ignored(
+    api: httpx.Client, delayed: Delayed, method: str, path: str, given: Any
+) -> None:
+    api.post("/v1/tasks", json={"task": "till.charge", "id": "a", "delay": "1h"})
+    answer = api.request(method, path, json=given)
+    assert answer.status_code == 422, answer.text
+    name = path.partition("?")[2].partition("=")[0]
+    assert answer.json()["errors"] == [{"field": name, "detail": "it goes into the body"}]
+    counts = delayed.counts()["celery"]
+    assert (counts.delayed, counts.ready, delayed.pauses("celery")) == (1, 0, [])
+    assert api.post("/v1/bulk/cancel?from=cron", json={"task": "*", "dry_run": True}).is_success
+
+
 def test_change_by_filter(api: httpx.Client, delayed: Delayed) -> None:
     def send(**more: Any) -> None:
         rows = [

@@ -146,6 +146,8 @@ def endpoint(service: Service, operation: Operation) -> Callable[[Request], Awai
         call = Call(service, identity, request)
         if operation.query is not None:
             call.query = _query(request, operation.query)
+        elif operation.body is not None:
+            _refuse_query(request, operation.body)
         if operation.body is not None and operation.read is not None:
             call.body = await operation.read(request, operation.body)
         elif operation.read is read_json and request.method != "GET":
@@ -178,6 +180,16 @@ def _query(request: Request, model: type[BaseModel]) -> Any:
             raise Problem.of_field(name[:SHOWN], "it is given twice")
         given[name] = value
     return validated(model, given)
+
+
+def _refuse_query(request: Request, body: type[BaseModel]) -> None:
+    """Raises a Problem for a field of the body in the query, such as a `dry_run` without effect."""
+    if body.model_config.get("extra") != "forbid":  # it ignores what it does not know
+        return
+    known = {field.alias or name for name, field in body.model_fields.items()}
+    for name in request.query_params:
+        if name in known:
+            raise Problem.of_field(name, "it goes into the body")
 
 
 async def _refuse_body(request: Request, operation: Operation) -> None:
