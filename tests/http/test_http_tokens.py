@@ -20,6 +20,7 @@ from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
 from celery_ext.http.api.endpoints import bulk as export
 from celery_ext.http.api.endpoints.lists.search import page_of
+from celery_ext.http.api.models import TaskState
 from celery_ext.http.auth import tokens as tokens_module
 from celery_ext.http.auth.tokens import Tokens
 from tests.kit.http import Serve, bury
@@ -96,6 +97,19 @@ def test_a_sample_is_for_those_who_may_read(
     given = {"task": "*", "dry_run": True}
     answer = keys(keys.make(*scopes), "POST", "/v1/bulk/cancel", json=given).json()
     assert (answer["matched"], len(answer["sample"])) == (1, shown)
+
+
+@pytest.mark.parametrize("countdown", [3_600, None])
+def test_a_change_shows_content_to_those_who_may_read(
+    keys: Keys, app: Celery, countdown: int | None
+) -> None:
+    app.send_task("till.charge", ["4111 1111"], task_id="a", countdown=countdown)
+    for scopes, shown in ((("schedule",), None), (("schedule", "read"), "['4111 1111']")):
+        answer = keys(keys.make(*scopes), "PATCH", "/v1/tasks/a", json={"priority": 3})
+        assert answer.status_code == 200, answer.text
+        assert (answer.json()["id"], answer.json()["priority"]) == ("a", 3)
+        assert answer.json().get("args") == shown
+        assert TaskState.model_validate(answer.json())
 
 
 def test_wrong_tokens(keys: Keys) -> None:

@@ -53,6 +53,9 @@ PREFIX = "/v1/tasks"
 #: The states of recorded tasks that a worker has, or that will be tried again.
 ACTIVE = frozenset({"received", "running", "retrying"})
 
+#: The fields of a task that are shown to those who may change it and not read it.
+ALWAYS_SHOWN = frozenset({"id", "status", "waiting_for", "task", "queue", "due", "priority"})
+
 Row = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 operations = Operations("tasks", PREFIX)
@@ -276,8 +279,15 @@ def change_task(call: Call) -> State:
     if not is_changed:
         raise _taken()
     if still_ready := ready_of(service, call.identity, [id], info.queue) if ready else []:
-        return state_of(service, still_ready[0].info)
-    return find(service, call.identity, id, info.queue) or {}
+        return _shown(call, state_of(service, still_ready[0].info))
+    return _shown(call, find(service, call.identity, id, info.queue) or {})
+
+
+def _shown(call: Call, state: State) -> State:
+    """The state of a changed task, without its content if the caller may not read."""
+    if call.identity.has("read"):
+        return state
+    return {name: value for name, value in state.items() if name in ALWAYS_SHOWN}
 
 
 def _check_arguments_of(service: Service, info: TaskInfo) -> None:
