@@ -305,6 +305,21 @@ def test_a_redirect_leaves_out_what_is_there(api: httpx.Client, state: str, to_q
     assert (again["matched"], again["queues"], again["sample"]) == (0, {}, [])
 
 
+@pytest.mark.parametrize("verb", ["reschedule", "replay"])
+def test_a_due_time_is_no_millisecond_early(api: httpx.Client, delayed: Delayed, verb: str) -> None:
+    """As a float, this time in seconds is less than its milliseconds."""
+    api.post("/v1/tasks", json={"task": "till.charge", "id": "a"})
+    if verb == "replay":
+        bury(delayed)
+    given = {"due": "2039-06-24T07:35:01.490Z", "task": "*"}
+    if verb == "reschedule":
+        given["state"] = "ready"
+    assert api.post(f"/v1/bulk/{verb}", json=given).json()["changed"] == 1
+    assert api.get("/v1/tasks/a").json()["due"] == "2039-06-24T07:35:01.490000+00:00"
+    again = {"due": given["due"], "task": "*"}
+    assert api.post("/v1/bulk/reschedule", json=again).json()["matched"] == 0
+
+
 @pytest.mark.parametrize(
     ("method", "path", "given"),
     [

@@ -145,7 +145,7 @@ class Timed(Given):
     @property
     def due_ms(self) -> int:
         """The due time in ms since the epoch; 0: none was given."""
-        return int(at.timestamp() * 1000) if (at := self.due_at) else 0
+        return eta_to_ms(at) if (at := self.due_at) else 0
 
 
 def check_plain(given: BaseModel, *names: str) -> None:

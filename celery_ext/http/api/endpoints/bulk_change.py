@@ -19,6 +19,7 @@ from celery_ext.control.changes.redirect import Redirect
 from celery_ext.errors import QueryError
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection.gate_usage import server_ms
+from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import CALL_LIMIT
 
@@ -168,7 +169,7 @@ def reschedule_tasks(call: Call) -> dict[str, Any]:
     if choice.cursor is not None and choice.delay is not None:
         # Each request would find the tasks that the one before has moved, and move them again.
         raise Problem.of_field("delay", "to continue from a cursor, give due instead")
-    due_ms, moves = int(at.timestamp() * 1000), call.service.moves
+    due_ms, moves = eta_to_ms(at), call.service.moves
     due = due_at(due_ms)
     return _change(
         call,
