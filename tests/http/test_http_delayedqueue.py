@@ -73,6 +73,16 @@ def test_put_is_idempotent(api: httpx.Client, delayed: Delayed, delay: str) -> N
     assert drain(api) == []
 
 
+def test_a_delete_frees_the_id_of_a_task_that_others_have_cancelled(
+    api: httpx.Client, delayed: Delayed
+) -> None:
+    assert send(api, "PUT", **TASK).status_code == 201
+    assert delayed.cancel("1")
+    assert send(api, "PUT", **TASK).status_code == 200
+    assert send(api, "DELETE", id="1", namespace=TASK["namespace"]).status_code == 404
+    assert send(api, "PUT", **TASK).status_code == 201
+
+
 def test_put_of_what_is_no_utf_8(api: httpx.Client) -> None:
     payload = {"\udc00": "\ud800"}
     for code in (201, 200):

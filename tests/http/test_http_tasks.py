@@ -9,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed
 from celery_ext.http.api import cursors, ready, status
 from celery_ext.http.api.task_models import NewTask
+from celery_ext.http.service import create_once
 from celery_ext.http.service.create_once import digest_of
 from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
@@ -376,6 +378,41 @@ def test_put_after_a_delete_creates(api: httpx.Client) -> None:
     assert api.delete("/v1/tasks/a").status_code == 409
     assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
     assert api.get("/v1/tasks/a").json()["status"] == "scheduled"
+
+
+def test_a_delete_frees_the_id_of_a_task_that_others_have_cancelled(
+    api: httpx.Client, delayed: Delayed
+) -> None:
+    assert api.put("/v1/tasks/a", json={**MAIL, "tenant": "ada"}).status_code == 201
+    assert delayed.cancel("a")
+    assert api.put("/v1/tasks/a", json={**MAIL, "tenant": "ada"}).json()["status"] == "cancelled"
+    assert api.delete("/v1/tasks/a").status_code == 409
+    assert api.put("/v1/tasks/a", json={**MAIL, "tenant": "ada"}).status_code == 201
+
+
+def test_a_delete_that_failed_after_the_cancel_is_made_up_for(
+    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise nobody could create the task before a day after its due time."""
+    assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
+
+    def fail(*given: Any) -> int:
+        raise OperationalError("gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(create_once, "_drop", fail)
+        assert api.delete("/v1/tasks/a").status_code == 503
+    assert api.delete("/v1/tasks/a").status_code == 409
+    assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
+
+
+def test_a_delete_of_a_task_that_has_run_keeps_its_id(api: httpx.Client, delayed: Delayed) -> None:
+    assert api.put("/v1/tasks/a", json={"task": "till.charge"}).status_code == 201
+    assert delayed.store.deliver("celery", "w1:1:a", 1, 1, lease_ms=30_000)
+    delayed.store.ack("celery", "w1:1:a", [1], on_error=lambda: None)
+    delayed.store.run.settle()
+    assert api.delete("/v1/tasks/a").status_code == 409
+    assert api.put("/v1/tasks/a", json={"task": "till.charge"}).json()["status"] == "done"
 
 
 def test_what_a_policy_has_dropped(api: httpx.Client, delayed: Delayed) -> None:

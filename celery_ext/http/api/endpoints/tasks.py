@@ -372,7 +372,11 @@ def delete_task(call: Call) -> Response:
     """Cancel a task that is delayed or ready."""
     call.note("delete", call.id)
     moves = call.service.moves
-    infos, ready = _waiting_or_problem(call)
+    try:
+        infos, ready = _waiting_or_problem(call)
+    except Problem:
+        moves.free_cancelled(find(call.service, call.identity, call.id, call.query.queue))
+        raise
     gone = [info for shard, each in infos.items() for info in moves.cancel(shard, each)]
     gone += [info for task in ready for info in moves.cancel_ready([task])]
     if not gone:
