@@ -347,6 +347,22 @@ def test_an_id_is_remembered_until_a_day_after_a_later_due_time(
     assert until_ms - info.due_ms >= 86_400_000
 
 
+@pytest.mark.parametrize("delay", [None, "1h"])
+def test_an_id_is_remembered_until_a_day_after_the_due_time_that_a_policy_chose(
+    api: httpx.Client, delayed: Delayed, client: redis.Redis, delay: str | None
+) -> None:
+    day = (datetime.now(timezone.utc) + timedelta(days=3)).strftime("%a").lower()
+    window = {"Window": {"ranges": ["00:00-24:00"], "tz": "UTC", "days": day}}
+    given = {"task": "till.charge", "policies": [window], "delay": delay}
+    assert api.put("/v1/tasks/a", json=given).status_code == 201
+    info = delayed.get("a")
+    assert info is not None
+    assert info.due_ms is not None
+    assert info.due_ms > (time.time() + 86_400) * 1000
+    ((_, until_ms),) = client.zrange("{celery}:ledgers-until", 0, -1, withscores=True)
+    assert until_ms - info.due_ms >= 86_400_000
+
+
 def test_a_task_that_is_put_for_now_was_never_due(
     api: httpx.Client, delayed: Delayed, client: redis.Redis
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
@@ -14,7 +15,7 @@ from celery_ext.control.changes.moves import NOW, Due, Moves, due_at
 from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.store.calls.scripts import Call
-from kombu_delayed.store.store import Store
+from kombu_delayed.store.store import Entry, Store
 
 from ..auth.identity import Identity
 
@@ -55,6 +56,13 @@ class OnceStore(Store):
             return super().call(name, queue, owner, **given)
         given |= {"run": self._run_name, "attempt": "", "ledger_seconds": self._seconds}
         return super().call("schedule_once", queue, self._ledger, **given)
+
+    def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
+        """As in any store. Ids of messages that a policy has delayed further are kept longer."""
+        due_seconds = [int(each.due) // 1000 + 1 for each in entries if each.due.isdecimal()]
+        longest = max(due_seconds, default=0) - int(time.time()) + KEPT_SECONDS
+        self._seconds = max(self._seconds, longest)
+        return super().schedule_call(queue, entries, expires_ms)
 
     def note_change(self, queue: str) -> None:
         """Note in the ledger that the existing task was changed to match this request."""
