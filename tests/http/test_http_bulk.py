@@ -15,6 +15,7 @@ from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints import bulk as export
 from celery_ext.http.api.endpoints import bulk_change, event_stream
 from celery_ext.http.api.endpoints.event_stream import REPEATED_MS
+from celery_ext.http.service import create_once
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.store.dead_letters import DeadLetters
@@ -303,6 +304,29 @@ def test_a_redirect_leaves_out_what_is_there(api: httpx.Client, state: str, to_q
         assert (found["queues"], len(found["sample"])) == ({"mail": 1}, 1)
     again = api.post("/v1/bulk/redirect", json=given).json()
     assert (again["matched"], again["queues"], again["sample"]) == (0, {}, [])
+
+
+@pytest.mark.parametrize("state", ["scheduled", "ready"])
+def test_ids_whose_memory_has_expired_are_looked_for_once(
+    api: httpx.Client, delayed: Delayed, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Each look reads the names of all keys."""
+    delay = "1h" if state == "scheduled" else None
+    for n in range(20):
+        made = api.put(f"/v1/tasks/{n}", json={"task": "till.charge", "delay": delay})
+        assert made.status_code == 201
+    keys = delayed.store.keys("celery")
+    delayed.store.run("DEL", *(keys.job(create_once.ledger(str(n), None)) for n in range(20)))
+    looks, shards = list[Any](), Delayed.shards
+
+    def counted(self: Delayed, queue: str | None = None) -> list[str]:
+        looks.append(queue)
+        return shards(self, queue)
+
+    monkeypatch.setattr(Delayed, "shards", counted)
+    answer = api.post("/v1/bulk/cancel", json={"task": "till.*", "state": state})
+    assert answer.json()["changed"] == 20
+    assert looks == [None]
 
 
 @pytest.mark.parametrize("verb", ["reschedule", "replay"])

@@ -133,17 +133,17 @@ class OnceMoves(Moves):
         """Free the id of a task that is cancelled already: by other programs, or incompletely."""
         if state is not None and state["status"] == "cancelled":
             store, name = self._queues.store, ledger(state["id"], state["tenant"])
-            _drop(store, store.shards.all(state["queue"]), name)
+            _drop(store, store.shards.all(state["queue"]), [name])
 
     def _forget(self, cancelled: list[TaskInfo]) -> list[TaskInfo]:
-        store = self._queues.store
+        store, moved = self._queues.store, list[str]()
         for info in cancelled:
             if HEADER in info.headers:
                 name = ledger(info.id, info.tenant)
-                # The ledger is where the task was created: in another queue if it was moved since.
-                _drop(store, store.shards.all(info.queue), name) or _drop(
-                    store, self._queues.shards(None), name
-                )
+                if not _drop(store, store.shards.all(info.queue), [name]):
+                    moved.append(name)
+        if moved:  # or their ledgers have expired: each is in the queue where its task was created
+            _drop(store, self._queues.shards(None), moved)
         return cancelled
 
     def _keep(self, moved: Iterable[tuple[TaskInfo, Due]]) -> None:
@@ -158,5 +158,6 @@ class OnceMoves(Moves):
                 store.run("ZADD", keys.ledgers_until, "XX", "GT", *entries)
 
 
-def _drop(store: Store, shards: Iterable[str], ledger: str) -> int:
-    return sum(store.run("DEL", store.keys(name).job(ledger)) for name in shards)
+def _drop(store: Store, shards: Iterable[str], ledgers: Sequence[str]) -> int:
+    """Drop some ledgers in each of these shards; returns how many there were."""
+    return sum(store.run("DEL", *map(store.keys(name).job, ledgers)) for name in shards)
