@@ -23,7 +23,7 @@ from celery_ext.http.api.endpoints.lists.search import page_of
 from celery_ext.http.api.models import TaskState
 from celery_ext.http.auth import tokens as tokens_module
 from celery_ext.http.auth.tokens import Tokens
-from tests.kit.http import Serve, bury
+from tests.kit.http import Serve, bearer, bury
 from tests.kit.outcomes import RECEIVED, STARTED, note
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
@@ -229,6 +229,29 @@ def test_create_for_another(keys: Keys, bounds: Any, given: Any, status: int) ->
     assert again.status_code == status, again.text
     if status == 201 and "tenants" in bounds:
         assert {info.tenant for info in keys.tokens._delayed.find()} <= set(bounds["tenants"])
+
+
+def test_a_task_without_a_route_is_refused(app: Celery, serve: Serve, delayed: Delayed) -> None:
+    """In a bulk, the other lines are sent."""
+
+    def route(name: str, *given: Any, **more: Any) -> None:
+        if name == "till.send_mail":
+            raise LookupError("no route")
+
+    app.conf.update(task_routes=(route,), task_create_missing_queues=False)
+    api, token = serve(needs_token=True), bearer(delayed, "schedule", queues=["celery"])
+    for headers in (token, bearer(delayed, "schedule")):
+        for given in ({"task": "till.send_mail"}, {"task": "till.charge", "queue": "unknown"}):
+            answer = api.post("/v1/tasks", json=given, headers=headers)
+            assert answer.status_code == 422, answer.text
+            assert "the task cannot be sent: " in answer.json()["detail"]
+    lines = [json.dumps({"task": f"till.{name}"}) for name in ("charge", "send_mail", "charge")]
+    kind = {"content-type": "application/x-ndjson"}
+    answer = api.post("/v1/bulk", content="\n".join(lines), headers=token | kind)
+    found = [json.loads(line) for line in answer.text.splitlines()]
+    assert [each.get("status") or each["problem"]["status"] for each in found] == [
+        *("waiting", 422, "waiting"),
+    ]
 
 
 def test_put_of_an_id_that_another_has_used(keys: Keys, delayed: Delayed) -> None:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 from kombu.utils.functional import LRUCache
 
-from celery_ext.app.queues import own_queues
+from celery_ext.app.queues import own_queues, routed_queue
 from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
@@ -24,7 +24,7 @@ from kombu_delayed.store.keys import http_tokens
 
 from ..auth.identity import ANYBODY, Identity
 from ..options import HttpOptions
-from ..problems import Problem, busy
+from ..problems import Problem, busy, refused
 from .cache import Cache
 from .create_once import OnceMoves
 from .feed import Feed
@@ -168,6 +168,16 @@ class Service:
             near = get_close_matches(name, filter(self.may_schedule, self.app.tasks), 1)
             advice = f"did you mean {near[0]!r}?" if near else "the server's app does not allow it"
             raise Problem.of_field("task", f"{name[:100]!r} cannot be scheduled: {advice}")
+
+    def check_route(self, identity: Identity, name: str, *given: Any) -> None:
+        """Raises a Problem for a task whose queue the caller may not see, or that has none."""
+        if not identity.queues:  # sending it checks its route
+            return
+        try:
+            queue = routed_queue(self.app, name, *given)
+        except Exception as error:  # an unknown queue, or any error of a router
+            raise refused(f"{type(error).__name__}: {error}") from None
+        identity.check_queue(queue)
 
     def may_schedule(self, name: str) -> bool:
         if name.startswith(("celery.", "celery_ext.")):

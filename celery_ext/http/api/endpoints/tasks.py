@@ -13,7 +13,6 @@ import celery.app.base
 from celery import Celery
 from starlette.responses import Response
 
-from celery_ext.app.queues import routed_queue
 from celery_ext.control.changes.moves import NOW
 from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.control.delayed import Delayed
@@ -83,8 +82,7 @@ def row_of(call: Call, new: NewTask, id: str, due: datetime | None, by_status: b
             kwargs["options"] = chosen
     else:
         service.check_task(name)
-    if call.identity.queues:
-        call.identity.check_queue(routed_queue(service.app, name, args, kwargs, queue))
+    service.check_route(call.identity, name, args, kwargs, queue)
     options: dict[str, Any] = {"task_id": id}
     if due is not None:
         options["eta"] = due
