@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +24,12 @@ from celery_ext.http.api.endpoints import bulk as export
 from celery_ext.http.api.endpoints.lists.search import page_of
 from celery_ext.http.api.models import TaskState
 from celery_ext.http.auth import tokens as tokens_module
+from celery_ext.http.auth.identity import Identity
 from celery_ext.http.auth.tokens import Tokens
+from celery_ext.http.service.service import Places
 from tests.kit.http import Serve, bearer, bury
 from tests.kit.outcomes import RECEIVED, STARTED, note
+from tests.kit.wait import wait_until
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
 
@@ -384,6 +389,33 @@ def test_an_export_ends_with_its_token(
 
 
 # Rules that apply to every token.
+
+
+def test_exports_of_one_token_leave_threads_to_others(
+    serve: Serve, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, may_end, asked = serve(needs_token=True, threads=2), threading.Event(), list[str]()
+    mine, other = bearer(delayed, "read"), bearer(delayed, "read")
+    begin = Places.begin
+
+    def counted(self: Places, identity: Identity) -> None:
+        asked.append(identity.name)
+        begin(self, identity)
+
+    def slow(*given: Any) -> dict[str, Any]:
+        may_end.wait(60)
+        return page_of(*given)
+
+    monkeypatch.setattr(Places, "begin", counted)
+    monkeypatch.setattr(export, "page_of", slow)
+    with ThreadPoolExecutor(3) as threads:
+        exports = [threads.submit(api.get, "/v1/bulk", headers=mine) for _ in range(3)]
+        try:
+            wait_until(lambda: len(asked) >= 3, "the exports have asked for threads")
+            assert api.get("/v1/tasks", headers=other).status_code == 200
+        finally:
+            may_end.set()
+        assert [each.result().text for each in exports] == ['{"cursor":null}\n'] * 3
 
 
 def test_rates(serve: Serve, delayed: Delayed) -> None:

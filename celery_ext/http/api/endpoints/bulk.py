@@ -34,6 +34,9 @@ ANSWER_SHARE = 2
 #: How many tasks one step of an export has. A line with the cursor follows each step.
 STEP = 1_000
 
+#: How long an export waits before it tries again to get one of its token's threads.
+WAIT_SECONDS = 0.1
+
 operations = Operations("tasks")
 
 
@@ -153,13 +156,21 @@ def _read(
 async def export_tasks(call: Call) -> Response:
     """Export delayed tasks: one JSON object per line, with cursor lines; a null cursor ends it."""
     given: Filter = call.query
-    first = await call.run(page_of, call, _search(given, given.cursor))
+    first = await _page(call, given, given.cursor)
     call.service.streams.begin(call.identity)
     return Streamed(call, _exported(call, given, first), media_type=MEDIA_TYPE)
 
 
-def _search(given: Filter, cursor: str | None) -> Search:
-    return Search(**given.criteria, limit=STEP, cursor=cursor)
+async def _page(call: Call, given: Filter, cursor: str | None) -> dict[str, Any]:
+    """Read a page, as soon as the searches of this token leave enough threads to others."""
+    search = Search(**given.criteria, limit=STEP, cursor=cursor)
+    while True:
+        try:
+            with call.service.searches.place(call.identity):
+                return await call.run(page_of, call, search)
+        except Problem as problem:
+            if problem.status_code != 429 or not await call.service.pause(WAIT_SECONDS):
+                raise
 
 
 async def _exported(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIterator[str]:
@@ -172,7 +183,7 @@ async def _exported(call: Call, given: Filter, page: dict[str, Any]) -> AsyncIte
             return
         try:
             await call.check()
-            page = await call.run(page_of, call, _search(given, cursor))
+            page = await _page(call, given, cursor)
         except (*BROKER_FAILS, Problem) as error:
             problem = error if isinstance(error, Problem) else busy("the broker failed", 503, 5)
             yield encode({"cursor": cursor, "problem": problem.as_dict()}) + "\n"
