@@ -83,6 +83,15 @@ def test_a_delete_frees_the_id_of_a_task_that_others_have_cancelled(
     assert send(api, "PUT", **TASK).status_code == 201
 
 
+def test_a_length_of_time_is_short(api: httpx.Client) -> None:
+    """The last thousand are cached, and each could be a megabyte."""
+    for delay in ("0" * 100 + "1", "0" * 100 + "1s", "1h" * 51):
+        answer = send(api, "PUT", **{**TASK, "delay": delay})
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["field"].startswith("delay")
+    assert send(api, "PUT", **{**TASK, "delay": "1h" * 50}).status_code == 201
+
+
 def test_put_of_what_is_no_utf_8(api: httpx.Client) -> None:
     payload = {"\udc00": "\ud800"}
     for code in (201, 200):

@@ -10,6 +10,9 @@ from pydantic.functional_validators import BeforeValidator
 
 from ..api.fields import SPAN_SCHEMA, span_of
 
+#: The most characters of a length of time. Go writes at most 25, and the last thousand are cached.
+LENGTH_SIZE = 100
+
 _SECONDS = {
     "ns": 1e-9,
     **dict.fromkeys(("us", "µs", "μs"), 1e-6),
@@ -23,6 +26,8 @@ _LENGTH = re.compile(rf"\+?(?:{_PART.pattern})+")
 
 def _read_length(value: Any) -> Any:
     """Convert a length of time of Go to seconds; others stay. Raises ValueError for neither."""
+    if isinstance(value, str) and len(value) > LENGTH_SIZE:
+        raise ValueError(f"text of over {LENGTH_SIZE} characters is not a length of time")
     if isinstance(value, str) and _LENGTH.fullmatch(value):
         value = sum(float(count) * _SECONDS[unit] for count, unit in _PART.findall(value))
     if isinstance(value, (str, int, float)):
@@ -32,7 +37,11 @@ def _read_length(value: Any) -> Any:
 
 _LENGTH_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        {"type": "string", "pattern": rf"^(\+?({_PART.pattern})+|(\d+(\.\d+)?(ms|[smhdw]))+)$"},
+        {
+            "type": "string",
+            "pattern": rf"^(\+?({_PART.pattern})+|(\d+(\.\d+)?(ms|[smhdw]))+)$",
+            "maxLength": LENGTH_SIZE,
+        },
         SPAN_SCHEMA["anyOf"][1],
     ]
 }
