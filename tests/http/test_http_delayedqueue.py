@@ -254,6 +254,15 @@ def test_scores_are_exact(api: httpx.Client, delayed: Delayed, delay: str) -> No
     assert [SCORES[int(id)] for id in found] == sorted(SCORES)
 
 
+def test_a_change_of_a_task_that_has_lost_its_score(api: httpx.Client, delayed: Delayed) -> None:
+    """As after a change of its arguments by another program."""
+    send(api, "PUT", **TASK)
+    assert delayed.change("1", kwargs={"payload": PAYLOAD, "namespace": "default"})
+    answer = send(api, "POST", id="1", delay="1h", payload={**PAYLOAD, "args": []})
+    assert answer.status_code == 200, answer.text
+    assert status(api)["score"] == 0
+
+
 def test_of_one_score_who_is_due_first_goes_first(api: httpx.Client) -> None:
     ids = [str(n) for n in range(20)]
     for id in ids:

@@ -21,7 +21,7 @@ from ..callbacks.jobs import job_of
 from ..problems import Problem
 from ..service.create_once import HEADER, digest_of
 from . import long_poll
-from .claims import ScoredStore
+from .claims import ScoredStore, score_in
 from .queued_models import (
     Acked,
     Acks,
@@ -189,7 +189,7 @@ def _change(call: Call, info: TaskInfo, change: QueuedChange, digest: str | None
     before = job_of(call.service.app, info)
     has_payload = "payload" in change.model_fields_set
     payload = change.payload if has_payload else before["payload"]
-    score = before["score"] if change.score is None else change.score
+    score = score_in(before) if change.score is None else change.score
     if topic_in(payload) != topic_in(before["payload"]):
         raise _another_topic()
     countdown = None if change.delay is None else span_of(change.delay).total_seconds()
