@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 import redis
+from celery import Celery
 from kombu.exceptions import OperationalError
 
-from celery_ext import Delayed
+from celery_ext import Delayed, UniqueTask
 from celery_ext.http.api import cursors, ready, status
 from celery_ext.http.api.task_models import NewTask
 from celery_ext.http.service import create_once
@@ -279,6 +280,31 @@ def test_put_after_it_has_run_sends_nothing(api: httpx.Client, delayed: Delayed)
     again = api.put("/v1/tasks/order-7", json={"task": "till.charge"})
     assert (again.status_code, again.json()["status"]) == (200, "done")
     assert delayed.counts()["celery"].ready == 0
+
+
+@pytest.mark.parametrize("delay", [None, "1h"])
+def test_put_of_a_unique_task_is_idempotent_too(
+    app: Celery, serve: Serve, delayed: Delayed, delay: str | None
+) -> None:
+    """Its key says nothing about tasks that are due."""
+
+    @app.task(name="till.unique", base=UniqueTask, shared=False)
+    def unique() -> None: ...
+
+    api, given = serve(), {"task": "till.unique", "delay": delay}
+    assert api.put("/v1/tasks/a", json=given).status_code == 201
+    delayed.run_now("a")
+    assert api.put("/v1/tasks/a", json=given).status_code == 200
+    assert delayed.store.deliver("celery", "w1:1:a", 1, 1, lease_ms=30_000)
+    delayed.store.ack("celery", "w1:1:a", [1], on_error=lambda: None)
+    delayed.store.run.settle()
+    again = api.put("/v1/tasks/a", json=given)
+    assert (again.status_code, again.json()["status"]) == (200, "done")
+    counts = delayed.counts()["celery"]
+    assert (counts.delayed, counts.ready, counts.unacked) == (0, 0, 0)
+    assert api.put("/v1/tasks/b", json={**given, "delay": "1h"}).status_code == 201
+    assert api.delete("/v1/tasks/b").status_code == 204
+    assert api.put("/v1/tasks/b", json={**given, "delay": "1h"}).status_code == 201
 
 
 def test_put_again_leaves_nothing_of_what_was_there(api: httpx.Client, delayed: Delayed) -> None:

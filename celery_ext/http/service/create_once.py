@@ -64,6 +64,16 @@ class OnceStore(Store):
         self._seconds = max(self._seconds, longest)
         return super().schedule_call(queue, entries, expires_ms)
 
+    def remembers(self, queue: str) -> bool:
+        """Returns whether a task was created under the id in a queue."""
+        shards = self.shards.nearest(queue, self._id)
+        return any(self.run("EXISTS", self.keys(shard).job(self._ledger)) for shard in shards)
+
+    def remember(self, queue: str) -> None:
+        """Remember the id of a task that was created in a queue without this store."""
+        home = self.shards.place(queue, self._id)
+        self.ask("schedule", home, entries=[], expires_ms=0, dictionary="")
+
     def note_change(self, queue: str) -> None:
         """Note in the ledger that the existing task was changed to match this request."""
         for shard in self.shards.nearest(queue, self._id):

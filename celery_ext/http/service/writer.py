@@ -10,12 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from celery_ext.control.bulk.schedule import Refused, Templates, schedule_many
+from celery_ext.app.queues import routed_queue
+from celery_ext.control.bulk.schedule import BulkReport, Refused, Templates, schedule_many
 from celery_ext.control.delayed import Delayed
+from celery_ext.control.unique import UniqueTask
 from celery_ext.errors import BulkError
-from kombu_delayed.store.store import Store
 
 from ..problems import broker_failed, busy, refused
+from .create_once import OnceStore
 
 #: How many tasks are sent in one call.
 BATCH = 1_000
@@ -57,12 +59,26 @@ class Writer:
         for reason in (await self.send([row])).values():
             raise refused(reason)
 
-    async def send_once(self, row: Any, store: Store) -> bool:
+    async def send_once(self, row: Any, store: OnceStore) -> bool:
         """Send a row to another store; returns whether it existed. Raises as `send_one`."""
-        report = await self._put([row], lambda: schedule_many(self._delayed, [row], store=store))
+        report = await self._put([row], lambda: self._once(row, store))
         for _, reason in report.refusals:
             raise refused(reason)
         return bool(report.already)
+
+    def _once(self, row: Any, store: OnceStore) -> BulkReport:
+        task, args, kwargs, _, options = row
+        queue = None
+        if isinstance(task, UniqueTask):  # sent at once, and not to this store
+            with suppress(Exception):  # without a route it is refused below
+                given = args, kwargs, options.get("queue")
+                queue = routed_queue(self._delayed.app, task.name, *given)
+        if queue and store.remembers(queue):
+            return BulkReport(rows=1, already=1)
+        report = schedule_many(self._delayed, [row], store=store)
+        if queue and report.accepted:
+            store.remember(queue)
+        return report
 
     async def _put(self, rows: Sequence[Any], call: Callable[[], Any] | None) -> Any:
         loop = asyncio.get_running_loop()
