@@ -180,7 +180,7 @@ def _silent_since_its_end(store: Store, shard: str, name: str, seconds: float) -
     _ended[shard, name] = known._replace(watched_seconds=watched, looked_at=now)
     if watched < seconds:
         return None
-    del _ended[shard, name]
+    _ended.pop((shard, name), None)  # two polls may look at once
     return int(float(end))
 
 
