@@ -86,6 +86,17 @@ def test_what_comes_at_once_is_read(store: Store, monkeypatch: pytest.MonkeyPatc
     assert told == [0, 10, 20]
 
 
+def test_a_task_is_not_mistaken_for_those_it_has_sent(store: Store) -> None:
+    index = ReadyIndex()
+    headers = {"id": "child", "root_id": "parent", "parent_id": "parent"}
+    text = json.dumps({"body": "", "headers": headers, "properties": {}})
+    store.publish("q", [Entry("child", 0, text)])
+    assert found(index, store, "child") == ["child"]
+    assert found(index, store, "parent") == []
+    store.client.rpush("q", entries("parent")[0].message)  # its worker died
+    assert found(index, store, "parent") == ["parent"]
+
+
 def test_what_workers_have_taken_and_put_back(store: Store) -> None:
     index = ReadyIndex()
     publish(store, *names(0, 100))

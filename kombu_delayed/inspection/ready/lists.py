@@ -122,7 +122,7 @@ class ReadyLists:
     def find_call(self, step: int, newest: str, looks: Sequence[tuple[int, str]]) -> Call:
         """Return the script that finds messages by the places they had when `newest` was added.
 
-        `looks` are places, each with a text that is in the message.
+        `looks` are places, each with the message's id as JSON.
         """
         return self.store.call(
             "ready_find",

@@ -5,8 +5,8 @@
 --   newest: SHA-1 of the newest message that the caller knows; empty: it knows none
 --   limit: how many new messages to read at most
 --   around: how far from its place a message is searched
---   looks: for each message its place at that time, and a text that it contains; -1: the caller does not know the place,
---     and only the last messages are searched, because workers put messages back there
+--   looks: for each message its place at that time, and its id as JSON; -1: the caller does not know the place, and only
+--     the last messages are searched, because workers put messages back there
 -- returns {length, how many messages are new or -1 if there are too many, place or -1 and message for each look,
 --   the new messages, …}; O(limit), O(around) a look, and a step for each 8 kB of the list before its place
 local length, fresh = redis.call('LLEN', list), {}
@@ -21,24 +21,33 @@ for start = 0, newest == '' and -1 or math.min(limit, length) - 1, 50 do
   end
   if since >= 0 then break end
 end
-local function among(messages, from, needle)
-  for i, message in ipairs(messages) do
-    if message:find(needle, 1, true) then return {from + i - 1, message} end
+local IDS = {id = true, message_id = true, delivery_tag = true}
+-- Tasks also contain the ids of the tasks that have sent them.
+local function has_id(message, id)
+  local from, to = message:find(id, 1, true)
+  while from do
+    if IDS[message:sub(math.max(from - 30, 1), from - 1):match('"([%a_]+)"%s*:%s*$')] then return true end
+    from, to = message:find(id, to + 1, true)
   end
 end
-local function look(from, to, needle) return among(redis.call('LRANGE', list, from, to), from, needle) end
+local function among(messages, from, id)
+  for i, message in ipairs(messages) do
+    if has_id(message, id) then return {from + i - 1, message} end
+  end
+end
+local function look(from, to, id) return among(redis.call('LRANGE', list, from, to), from, id) end
 local tail, last = math.max(length - around, 0), nil
 local answer = {length, since}
 for i = 1, #looks, 2 do
-  local at, needle, found = tonumber(looks[i]), looks[i + 1], nil
+  local at, id, found = tonumber(looks[i]), looks[i + 1], nil
   if since >= 0 and length > 0 then
     if at >= 0 then
       local place = at + since
-      found = look(place, place, needle) or look(math.max(place - around, 0), place + around, needle)
+      found = look(place, place, id) or look(math.max(place - around, 0), place + around, id)
     end
     if not found then
       last = last or redis.call('LRANGE', list, tail, length)
-      found = among(last, tail, needle)
+      found = among(last, tail, id)
     end
   end
   answer[#answer + 1] = found and found[1] or -1
