@@ -14,7 +14,7 @@ from typing import Any
 
 from .calls.caller import chunks
 from .calls.scripts import Call
-from .calls.shards import Shards
+from .calls.shards import QueueShards, Shards
 from .keys import job_shards
 from .store import Store
 
@@ -78,6 +78,13 @@ class JobShards(Shards):
             self._begun[queue] = self._store.ask("spread", queue, self._job.ledger, **given)
         return self._begun[queue]
 
+    #: Not another shard while a node is down: a repeated row must go to the same one.
+    place = Shards.home
+
+
+class JobQueueShards(JobShards, QueueShards):
+    """`JobShards` for a Cluster, with its numbers where consumers look for them."""
+
 
 class LedgerStore(Store):
     """A store that does each move once per job; `queues` collects the queues that it used.
@@ -90,7 +97,7 @@ class LedgerStore(Store):
         self.job = job
         self._attempt = attempt and _counter(attempt)
         if job.operation != CANCEL:  # it has no ledger, and also runs on a full server
-            self.shards = JobShards(store, job)
+            self.shards = (JobQueueShards if store.cluster else JobShards)(store, job)
         self.queues: set[str] = set()
 
     def call(self, name: str, queue: str, owner: str | None = None, /, **given: Any) -> Call:

@@ -24,6 +24,8 @@ from kombu_delayed.inspection.doctor import examine_queue, examine_server
 from kombu_delayed.migrate import Migration
 from kombu_delayed.store.calls.shard_placement import hash_tag
 from kombu_delayed.store.calls.shards import shard_name
+from kombu_delayed.store.ledgers import Job, LedgerStore
+from kombu_delayed.store.store import Entry
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.http import make_app as make_shop
@@ -100,6 +102,17 @@ def test_the_http_api(cluster: Cluster, delayed: Delayed) -> None:
 def test_nothing_to_migrate(app: Celery) -> None:
     with app.connection_for_write() as connection, pytest.raises(UrlError, match="no stock"):
         Migration(connection.default_channel)
+
+
+def test_consumers_learn_of_the_shards_of_a_job(
+    app: Celery, delayed: Delayed, connect_cluster: Connect
+) -> None:
+    job = LedgerStore(delayed.store, Job("job", "run", 60))
+    entries = [Entry(f"{n}", 0, "{}", f"+{n + 600_000}") for n in range(60)]
+    for entry in entries:
+        job.schedule(job.shards.home("mail", entry.id), [entry])
+    store = connect_cluster().default_channel.store  # without the option
+    assert sum(map(store.delayed_count, store.shards.all("mail"))) == 60
 
 
 def bury(delayed: Delayed, ids: list[str]) -> None:
