@@ -104,6 +104,13 @@ def test_fewer_shards_are_filled_and_all_are_looked_at(run: Any) -> None:
     assert sorted(shards.nearest("mail", "x")) == sorted(shards.all("mail"))
 
 
+@pytest.mark.parametrize("kind", [Shards, QueueShards])
+def test_a_lookup_records_nothing(kind: type[Shards], run: Any) -> None:
+    """It may be for a queue that nobody uses, or on a full server."""
+    assert kind(run, configured=3).nearest("mail", "a") == ("mail", "mail\x1f1", "mail\x1f2")
+    assert run("KEYS", "*") == []
+
+
 def test_who_looks_again_sees_what_has_changed(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     shards, who_must_miss_none = Shards(run), Shards(run)
     for each in (shards, who_must_miss_none):

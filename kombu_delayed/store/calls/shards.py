@@ -58,6 +58,10 @@ def is_shard(name: str) -> bool:
     return queue_of(name) != name
 
 
+def _home(queue: str, id: str, count: int) -> str:
+    return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
+
+
 @lru_cache(maxsize=4096)
 def _can_be_spread(queue: str) -> bool:
     return not (is_shard(queue) or CELERY_OWN.search(queue))
@@ -124,7 +128,7 @@ class Shards:
             return queue
         if count > self._known(queue):
             self._most[queue] = self._raise(queue, count)
-        return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
+        return _home(queue, id, count)
 
     #: The shard to send a message to: its home, or another shard that can take it.
     place = home
@@ -147,7 +151,7 @@ class Shards:
     def nearest(self, queue: str, id: str) -> tuple[str, ...]:
         """`all` shards, beginning with the one that most likely has the message with this id."""
         found = self.all(queue)
-        home = self.home(queue, id)
+        home = _home(queue, id, self.count(queue))
         return (home, *(name for name in found if name != home)) if home in found else found
 
     def look_again(self) -> None:
