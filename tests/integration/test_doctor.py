@@ -18,7 +18,7 @@ from kombu_delayed.inspection.doctor import consumers, examination, examine_queu
 from kombu_delayed.store.calls.shards import shard_name
 from kombu_delayed.store.store import Store
 from tests.kit.claims import deliver
-from tests.kit.inbox import Connect
+from tests.kit.inbox import Connect, Inbox
 from tests.kit.state import dead_state, entry, note, state
 
 LOST = "why it was buried is lost"
@@ -253,6 +253,22 @@ def test_whose_hands_are_full_need_not_take_tokens(store: Store) -> None:
     assert examine(store) == {}
     store.now = "7000"  # its lease has ended
     assert "untaken" not in examine(store)
+
+
+def test_whose_hands_are_full_of_another_queue_need_not_take_tokens(
+    connect: Connect, store: Store
+) -> None:
+    store.now = ""
+    inbox = Inbox(connect(), Queue("p"), Queue("q"), prefetch_count=1, ack=False)
+    for queue in ("q", "p"):
+        store.publish(queue, [entry(queue)])
+        inbox.receive(1)
+        if queue == "q":
+            inbox.messages.pop().ack()
+    store.publish("q", [entry("b")])
+    assert wrong(store) == set()
+    inbox.messages.pop().ack()
+    assert len(inbox.receive(1)) == 1
 
 
 def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:

@@ -141,7 +141,13 @@ class Consumers:
         while idle and tokens and time.monotonic() < deadline:
             time.sleep(0.05)
             idle, tokens = idle & self._idle(), tokens & self._tokens_now()
-        return idle if tokens else set()
+        return idle - self._holders() if idle and tokens else set()
+
+    def _holders(self) -> set[str]:
+        """Return the consumers that hold messages of any queue: they may have no room for more."""
+        found = scan(self._store, self._store.keys("").prefix, "{*}:unacked:*")
+        names = (key.rpartition(b"}:unacked:")[2] for key in found)
+        return {name.decode(errors="surrogateescape") for name in names}
 
     def _idle(self) -> set[str]:
         consumers = self._store.leases.consumers(self._queue)
