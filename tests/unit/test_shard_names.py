@@ -79,6 +79,18 @@ def test_count(configured: Any, queue: str, count: int, run: Any) -> None:
     assert len(shards.all(queue)) == count
 
 
+@pytest.mark.parametrize("kind", [Shards, QueueShards])
+@pytest.mark.parametrize("queue", ["orders.pidbox", "celeryev.orders"])
+def test_a_queue_like_one_of_remote_control_is_spread_if_it_is_named(
+    queue: str, kind: type[Shards], run: Any
+) -> None:
+    homes = {kind(run, configured={queue: 3}).home(queue, str(n)) for n in range(50)}
+    assert len(homes) == 3
+    consumer = kind(run)
+    consumer.look_at_all([queue])
+    assert {*consumer.all(queue)} == homes
+
+
 def test_what_others_have_spread_is_known(run: Any) -> None:
     assert Shards(run, configured=3).all("mail\x1f2") == ("mail\x1f2",)
     spread(run, 3)

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
-from functools import lru_cache
 from time import monotonic
 from typing import TypeVar
 from zlib import crc32
@@ -60,11 +59,6 @@ def is_shard(name: str) -> bool:
 
 def _home(queue: str, id: str, count: int) -> str:
     return shard_name(queue, crc32(id.encode(errors="surrogatepass")) % count)
-
-
-@lru_cache(maxsize=4096)
-def _can_be_spread(queue: str) -> bool:
-    return not (is_shard(queue) or CELERY_OWN.search(queue))
 
 
 def number_of(shard: str) -> int:
@@ -136,7 +130,7 @@ class Shards:
     def all(self, queue: str) -> tuple[str, ...]:
         """All shards that may have messages, even if messages now go to fewer."""
         found: tuple[str, ...] = (queue,)
-        if _can_be_spread(queue):
+        if not is_shard(queue):
             count = max(self._known(queue), self.count(queue))
             found = tuple(shard_name(queue, n) for n in range(count))
         leaves_out = self._leaves_out
@@ -237,7 +231,7 @@ class QueueShards(Shards):
     def look_at_all(self, queues: Iterable[str]) -> None:
         """Ask Redis now, or in the next call if the node that knows is down."""
         self.look_again()
-        asked = [queue for queue in queues if _can_be_spread(queue)]
+        asked = [queue for queue in queues if not is_shard(queue)]
         commands = [("HGET", shard_count(queue, self._prefix), queue) for queue in asked]
         answers, now = self._run_many(commands), monotonic()
         for queue, answer in zip(asked, answers, strict=True):
