@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
-from ..message.envelope import unique_key
+from ..message.envelope import Unique, unique_key
 from ..store.store import Store
 
 #: How many ids one call looks for.
@@ -42,10 +42,15 @@ def with_noted(items: Iterable[Item], there: Iterable[Item]) -> list[Item]:
 
 def _home(store: Store, queue: str, item: Item) -> str:
     id = item[0].partition(b"\x1f")[0].decode(errors="surrogateescape")
-    if len(item) == 2 and b'"delayed_unique":' in item[1]:
-        unique = unique_key(json.loads(item[1][item[1].index(b"{", 1) :]))
-        return store.shards.home(queue, unique.key if unique else id)
-    return store.shards.home(queue, id)
+    unique = _unique(item[1]) if len(item) == 2 and b'"delayed_unique":' in item[1] else None
+    return store.shards.home(queue, unique.key if unique else id)
+
+
+def _unique(record: bytes) -> Unique | None:
+    try:
+        return unique_key(json.loads(record[record.index(b"{", 1) :]))
+    except (ValueError, AttributeError, RecursionError):  # damaged, or not sent by this project
+        return None
 
 
 def _there(store: Store, shard: str, items: list[Item]) -> Iterator[int]:

@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from kombu_delayed.inspection.events import read
+from kombu_delayed.inspection.restore_placement import by_shard
 from kombu_delayed.store.store import Entry, Limits, Store
 from tests.kit.backlog import check_backlog
 from tests.kit.backlog import records as records_of
@@ -136,3 +137,18 @@ def test_restored_dead_letters_last_until_a_burial(
     assert [client.pttl(key) for key in keys] == [-1] * 3
     store.bury("q", "A", [(1, "b", "rejected", b"0{}")])
     assert store.dead.ids("q") == ["b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        keyed("a", delayed_conflict="of another program"),
+        '{"headers": 1, "delayed_unique": "k"}',
+        '{"headers": {"delayed_unique": "k"',
+        '"delayed_unique": "k"',
+    ],
+)
+def test_an_odd_message_goes_to_the_shard_of_its_id(text: str, client: redis.Redis) -> None:
+    store = Store(client, shards=3)
+    item = b"a", b"05000" + text.encode()
+    assert [*by_shard(store, "q", [item])] == [(store.shards.home("q", "a"), [item], [])]
