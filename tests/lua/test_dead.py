@@ -175,6 +175,24 @@ def test_a_note_of_a_newer_version(store: Store, client: redis.Redis) -> None:
     assert store.dead.letters("q", ["a"])[0].reason == "why"
 
 
+def test_the_oldest_go_after_the_clock_was_set_back(store: Store) -> None:
+    store.limits = Limits(dead_limit=2)
+    for now, id in (("5000", "b"), ("6000", "c"), ("4000", "a"), ("4000", "d")):
+        store.now = now
+        store.bury("q", "A", [(0, id, "because", b"0{}")])
+    assert store.dead.ids("q") == ["a", "d"]
+    assert [each.at_ms for each in store.dead.letters("q", ["a", "d"])] == [4000, 4000]
+
+
+def test_a_clock_that_was_far_ahead_does_not_keep_later_letters(store: Store) -> None:
+    day_ms = 86_400_000
+    store.limits = Limits(dead_seconds=10 * 86_400)
+    for now, id in ((900 * day_ms, "a"), (0, "b"), (20 * day_ms, "c")):
+        store.now = str(now)
+        store.bury("q", "A", [(0, id, "because", b"0{}")])
+    assert store.dead.ids("q") == ["c", "a"]
+
+
 @pytest.mark.parametrize(("limit", "kept"), [(1, "x"), (3, "bcx"), (4, "abcx"), (8, "abcx")])
 @pytest.mark.parametrize("way", ["bury", "release", "reclaim"])
 def test_the_oldest_go(way: str, limit: int, kept: str, store: Store, client: redis.Redis) -> None:

@@ -8,6 +8,12 @@ local function forget_dead(members)
   return bucket_drop_all(dead_messages, members)
 end
 
+-- The place of a new letter: behind the others, even if the clock was set back by up to a day.
+local function place_of_new()
+  local last_ms = tonumber(redis.call('ZRANGE', dead, -1, -1, 'WITHSCORES')[2] or 0)
+  return last_ms > now_ms and last_ms < now_ms + 86400000 and last_ms + 1 or now_ms
+end
+
 local function entomb(id, record, consumer, deliveries, reason, failures)
   local member, n = id, math.max(redis.call('ZCARD', dead), 1)  -- most likely free
   while not bucket_add(dead_messages, member, record) do
@@ -17,7 +23,7 @@ local function entomb(id, record, consumer, deliveries, reason, failures)
   local note = {reason = reason, consumer = consumer, at_ms = now_ms, deliveries = deliveries, failures = failures}
   local text = cjson.encode(note)
   if not bucket_add(dead_reasons, member, text) then bucket_set(dead_reasons, member, text) end
-  redis.call('ZADD', dead, now_ms, member)
+  redis.call('ZADD', dead, place_of_new(), member)
   if redis.call('EXISTS', dead:sub(1, -5) .. 'expires') == 1 then
     redis.call('PEXPIRE', dead, dead_age_ms)
     for _, key in ipairs({dead_messages, dead_reasons}) do bucket_expire(key, member, dead_age_ms) end
