@@ -9,6 +9,7 @@ from kombu.utils.json import loads
 
 from ..errors import MessageError
 from ..inspection.ready.lists import ReadyLists
+from ..message.compressing import MARK
 from ..message.envelope import UNREADABLE_BODY, check_task, due, open_envelope, open_kept
 from ..message.packing import unpack
 from ..store.calls.shards import is_shard, queue_of
@@ -55,8 +56,8 @@ class ToStock(Migration):
         return live, {name.decode() for name, _ in found} - live
 
     def queues(self) -> list[str]:
-        """Return those of the base class, and queues with only unacked messages or dead letters."""
-        names = ("unacked:*", "dead") if self.dead else ("unacked:*",)
+        """Return those of the base class, and queues with other messages to move."""
+        names = ("unacked:*", "dictionaries", *(("dead",) if self.dead else ()))
         found = {queue for name in names for queue, _ in self._scan(name)}
         queues = {queue_of(name) for name in {*super().queues(), *found}}
         return sorted({shard for queue in queues for shard in self.store.shards.all(queue)})
@@ -153,10 +154,12 @@ class ToStock(Migration):
         """
         lists = ReadyLists(self.store, queue)
         for step in lists.steps:
-            start, has_more = 0, not self.dry
+            start, has_more = 0, True
             while has_more:
-                looked_at, has_more, page = lists.page(step, start)
-                lists.expand([each for each in page if each.compressed])
+                looked_at, has_more, page = lists.page(step, start, [MARK])
+                found = [each for each in page if each.compressed]
+                count = len(found) if self.dry else lists.expand(found)
+                self.report.count(queue, "compressed", "ready", count)
                 start += looked_at
                 yield 0
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from click.testing import CliRunner
 from kombu import Queue, pools
 
 from celery_ext import Delayed, Query, QueryError
@@ -24,6 +25,8 @@ from kombu_delayed import migrate
 from kombu_delayed.errors import CompressionError
 from kombu_delayed.inspection.doctor import examine_queue
 from kombu_delayed.message import compressing, zstd
+from kombu_delayed.migrate import Move
+from kombu_delayed.migrate import __main__ as command
 from kombu_delayed.store.store import Store
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
 from tests.kit.http import api_client, bury
@@ -290,6 +293,26 @@ def test_back_to_the_stock_transport_it_is_as_it_was(
     sent = [json.loads(each.message) for each in (FIRST, *some)]
     by_id = lambda each: each["headers"]["id"]  # noqa: E731
     assert sorted(texts, key=by_id) == sorted(sent, key=by_id)
+
+
+def test_ready_ones_go_back_if_nothing_is_delayed(
+    server: Server, large: Store, client: redis.Redis
+) -> None:
+    """A stock worker would lose them."""
+    assert large.ask("reschedule", "celery", whole=1, entries=[FIRST.id, "0", ""]) == b"1"
+    (before,) = client.lrange("celery", 0, -1)
+    assert is_compressed(before)
+    with migrate.open_channel(server.url) as channel:
+        planned = migrate.plan(channel, "to-stock")
+    assert client.lrange("celery", 0, -1) == [before]
+    result = CliRunner().invoke(command.main, ["to-stock", server.url, "--yes"])
+    assert "Moved:" in result.output
+    (text,) = client.lrange("celery", 0, -1)
+    assert json.loads(text)["headers"]["id"] == FIRST.id
+    assert not is_compressed(text)
+    with migrate.open_channel(server.url) as channel:
+        assert not migrate.to_stock(channel).moved
+    assert planned.moves == {Move("celery", "compressed", "ready"): 1}
 
 
 def test_who_lacks_the_extra_does_not_consume(
