@@ -89,13 +89,19 @@ class ToStock(Migration):
         for name in [*self.client.zrange(keys.partitions, 0, -1), b"waiting"]:
             key, stays = keys.delayed + name.decode(), 0
             while page := self.client.zrange(key, stays, stays + CALL_LIMIT - 1, withscores=True):
-                stays += len(page) - self._hand_back(queue, page)
+                self._hand_back(queue, page)
+                stays += self._still_there(key, page)
                 yield len(page)
         if not self.dry:
             self.store.clear(queue)
 
-    def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> int:
-        """Make messages of the backlog ready. Returns how many have left their place."""
+    def _still_there(self, key: str, page: Sequence[tuple[bytes, float]]) -> int:
+        """Count the messages that still have their place: others may cancel or move some."""
+        scores = self.client.zmscore(key, [member for member, _ in page])
+        return sum(score == now for (_, score), now in zip(page, scores, strict=True))
+
+    def _hand_back(self, queue: str, page: Sequence[tuple[bytes, float]]) -> None:
+        """Make messages of the backlog ready."""
         now_ms, messages = self.store.now_ms(), self.store.keys(queue).messages
         members = [member for member, _ in page]
         records = self.store.ask("records", queue, hash=messages, fields=members)
@@ -115,13 +121,12 @@ class ToStock(Migration):
         if entries and not self.dry:
             ((_, moved),) = self._transaction([self._call(queue, "delayed", entries)])
         self.report.count(queue, "delayed", "ready", moved)
-        return 0 if self.dry else moved
 
     def _dead_steps(self, queue: str) -> Iterator[int]:
         """Make dead letters ready, the oldest first: the stock transport has none."""
-        dead, stays = self.store.dead, 0
-        while ids := dead.ids(queue, stays, CALL_LIMIT):
-            going = []
+        dead, last = self.store.dead, None
+        while page := dead.page(queue, last, CALL_LIMIT):
+            last, ids, going = page[-1], [id for _, id in page], []
             for letter in dead.letters(queue, ids):
                 if reason := self._refusal_of_letter(letter):
                     self.report.leave(self.store.keys(queue).dead, letter.id, reason)
@@ -129,7 +134,6 @@ class ToStock(Migration):
                     going.append(letter.id)
             moved = len(going) if self.dry else dead.replay(queue, going)
             self.report.count(queue, "dead", "ready", moved)
-            stays += len(ids) - (0 if self.dry else moved)
             yield len(ids)
 
     def _refusal_of_letter(self, letter: DeadLetter) -> str:

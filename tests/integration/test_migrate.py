@@ -21,8 +21,9 @@ from kombu import Connection, Exchange, Queue
 
 from celery_ext import Delayed, Query
 from kombu_delayed import migrate
+from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.message.envelope import open_kept
-from kombu_delayed.migrate import MigrationRefused, Move, ToDelayed, ToStock
+from kombu_delayed.migrate import MigrationRefused, Move, ToDelayed, ToStock, hand_back
 from kombu_delayed.migrate import __main__ as command
 from kombu_delayed.store.keys import QueueKeys
 from kombu_delayed.store.store import CALL_LIMIT, Entry
@@ -361,6 +362,25 @@ def test_a_delay_that_stock_does_not_know_stays(
     assert set(check_backlog(client, "mail")) == {"p", "m", "broken"}
     assert migrate.to_stock(channel, force=True).moved == 2
     assert set(check_backlog(client, "mail")) == {"broken"}
+
+
+def test_messages_that_are_cancelled_meanwhile_hide_no_others(
+    connection: Connection, channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_back, "CALL_LIMIT", 3)
+    for n in range(6):
+        publish(connection, n, headers={"id": str(n), **in_ms(HOUR_MS * (n + 1))})
+    publish(connection, "stays", headers={"id": "x", "x-delay": HOUR_MS // 2})
+
+    class Disturbed(ToStock):
+        def _refusal(self, record: bytes, due_ms: int, now_ms: int) -> str:
+            Backlog(self.store, "mail").cancel(["1"])
+            return super()._refusal(record, due_ms, now_ms)
+
+    report = Disturbed(channel).run()
+    assert report.moves == {Move("mail", "delayed", "ready"): 5}
+    assert [left.id for left in report.left] == ["x"]
+    assert set(check_backlog(client, "mail")) == {"x"}
 
 
 def test_what_dead_consumers_held_is_reclaimed(

@@ -13,8 +13,9 @@ from kombu import Connection
 
 from kombu_delayed import migrate
 from kombu_delayed.message.envelope import UNREADABLE_BODY
-from kombu_delayed.migrate import Move
+from kombu_delayed.migrate import Move, hand_back
 from kombu_delayed.migrate import __main__ as command
+from kombu_delayed.store.dead_letters import DeadLetter
 from kombu_delayed.store.store import CALL_LIMIT
 from tests.kit.inbox import Inbox
 from tests.kit.mail import MAIL
@@ -103,6 +104,22 @@ def test_those_on_which_a_stock_worker_would_stop_stay(channel: Any, client: red
     assert set(channel.store.dead.ids("mail")) == set(STAY)
     assert migrate.to_stock(channel, dead=True, force=True).moved == 1
     assert set(channel.store.dead.ids("mail")) == set(STAY) - {"cannot be decoded"}
+
+
+def test_letters_that_are_purged_meanwhile_hide_no_others(
+    channel: Any, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand_back, "CALL_LIMIT", 3)
+    for n in range(6):
+        bury(channel, text(str(n)), str(n))
+
+    class Disturbed(migrate.ToStock):
+        def _refusal_of_letter(self, letter: DeadLetter) -> str:
+            self.store.dead.purge("mail", ["1"])
+            return super()._refusal_of_letter(letter)
+
+    assert Disturbed(channel, dead=True).run().moved == 5
+    assert channel.store.dead.count("mail") == 0
 
 
 @pytest.mark.parametrize("killed_after", range(4))
