@@ -112,6 +112,7 @@ def delayed_app(
         "worker_hijack_root_logger": False,  # or pytest's caplog would capture nothing
     }
     if str(app.conf.result_backend).partition("://")[0] in RESULTS:
+        monkeypatch.delenv("CELERY_RESULT_BACKEND", raising=False)
         settings |= {"result_backend": delayed_broker.result_url, **dict.fromkeys(RESULT_SETTINGS)}
     options = {**(app.conf.broker_transport_options or {})}
     if options.get("delayed_replicas_to_wait"):  # this server has none

@@ -118,6 +118,29 @@ def test_results_of_a_server_with_tls_and_passwords(project: pytest.Pytester) ->
     found.assert_outcomes(passed=2)
 
 
+def test_results_that_the_environment_names(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They override those of the app, as the variables of the broker do."""
+    monkeypatch.setenv("CELERY_RESULT_BACKEND", "redis://nowhere.invalid/1")
+    found = run(
+        project,
+        """
+        import pytest
+        import shop
+
+        @pytest.mark.filterwarnings("ignore:Call to deprecated:DeprecationWarning")  # by Celery
+        def test_result(delayed_worker, delayed_broker):
+            assert shop.app.conf.result_backend == delayed_broker.result_url
+            assert shop.remind.delay("ada").get(timeout=60) is None
+
+        def test_it_is_back():
+            assert shop.app.conf.result_backend == "redis://nowhere.invalid/1"
+        """,
+    )
+    found.assert_outcomes(passed=2)
+
+
 def test_options_of_a_test_end_with_it(project: pytest.Pytester) -> None:
     """The guide to policies gives each test its own policies in this way."""
     found = run(
