@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -41,12 +42,14 @@ def end_left_over() -> None:
     """End the servers of sessions that were killed."""
     for directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
-            if time.time() - directory.stat().st_mtime < YOUNG_SECONDS:
+            found = directory.lstat()
+            is_own = found.st_uid == os.geteuid()  # else its socket may be a link to any server
+            if not is_own or time.time() - found.st_mtime < YOUNG_SECONDS:
                 continue
             with open(directory / LOCK) as lock:
                 if posix.try_lock(lock.fileno()):
                     _end(directory)
-        except (OSError, EmbeddedServerError):  # in use, or another user's
+        except (OSError, EmbeddedServerError):  # in use
             continue
 
 

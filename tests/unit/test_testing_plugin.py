@@ -566,3 +566,20 @@ def test_server_of_a_killed_session_ends_with_the_next(
         finally:
             if left.exists():
                 embedded.stop(left)
+
+
+def test_server_in_a_directory_of_another_user_goes_on(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared directory it may be made by anybody, with a link to any server as its socket."""
+    left = Path(tempfile.mkdtemp(prefix=session.PREFIX))
+    (left / session.LOCK).touch()
+    embedded.ensure(left)
+    os.utime(left, (0, left.stat().st_mtime - 3600))
+    try:
+        with monkeypatch.context() as another:
+            another.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)
+            session.end_left_over()
+        assert embedded.status(left).running
+    finally:
+        embedded.stop(left)
