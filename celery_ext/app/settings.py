@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
@@ -48,9 +48,10 @@ def suggestion(name: str, known: Collection[str], all_are: str) -> str:
 def _checked(setting: str, option: Any, value: Any) -> Any:
     name, default = f"{setting}[{option.name!r}]", option.default
     if isinstance(default, tuple):
-        if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
+        texts = [*value] if isinstance(value, Iterable) and not isinstance(value, str) else [None]
+        if not all(isinstance(each, str) and each for each in texts):
             raise OptionError(f"{name} takes a list of texts")
-        return tuple(value)
+        return tuple(texts)
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise OptionError(f"{name} takes True or False, not {value!r}")

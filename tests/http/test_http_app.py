@@ -83,6 +83,9 @@ def test_options_of_an_app(app: Celery) -> None:
     assert HttpOptions.of(Celery("x", set_as_current=False)) == HttpOptions()
     with pytest.raises(OptionError, match="did you mean 'threads'"):
         HttpOptions.parse({"thread": 1})
+    for no_list in (None, 7, "a", ["a", ""]):
+        with pytest.raises(OptionError, match=r"'callback_secrets'\] takes a list of texts"):
+            HttpOptions.parse({"callback_secrets": no_list})
 
 
 def test_allowed_tasks(app: Celery) -> None:
