@@ -274,6 +274,18 @@ def test_limits(pytester: pytest.Pytester) -> None:
             delayed_clock.advance(minutes=1)
             assert work() == ["a"]
 
+        def test_the_pause_of_a_part_ends(work, send, delayed_clock, delayed_app):
+            delayed_clock.advance(hours=3)
+            delayed_app.delayed.pause("slots", task="*.note", for_="1h")
+            send("slots", "a")
+            assert work() == []
+            delayed_clock.advance(minutes=59)
+            assert work() == []
+            assert len(delayed_app.delayed.pauses("slots")) == 1
+            delayed_clock.advance(minutes=1)
+            assert work() == ["a"]
+            assert delayed_app.delayed.pauses("slots") == []
+
         def test_reset(work, send, delayed_clock):
             for name in "abc":
                 send("rate", name)
@@ -284,7 +296,7 @@ def test_limits(pytester: pytest.Pytester) -> None:
             assert work() == ["c"]
         """,
     )
-    found.assert_outcomes(passed=9)
+    found.assert_outcomes(passed=10)
 
 
 def test_retries(pytester: pytest.Pytester) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from celery.utils.log import get_logger
 
 from kombu_delayed.inspection.gate_usage import server_ms
+from kombu_delayed.message import clock
 from kombu_delayed.store.policies.declared import PAUSED
 from kombu_delayed.store.policies.pauses import Pause
 
@@ -80,7 +81,7 @@ def pause(
             queues.store.pauses.pause(shard, *signed, span_ms)
         found = _pause_of(queues, queue, _shards_of(queues, queue))
     else:
-        from_ms = server_ms(queues.store, queue)
+        from_ms = _now_ms(queues, queue)
         paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *signed)
         shortens = _has_longer(queues, queue, part, paused.until_ms)
         _change(queues, queue, part, [{**part._asdict(), **paused._asdict()}])
@@ -149,8 +150,13 @@ def _lasting(queues: Queues, queue: str, parts: list[dict[str, Any]]) -> list[di
     """The pauses of parts of a queue that have not ended."""
     if not any(each["until_ms"] for each in parts):
         return parts
-    now_ms = server_ms(queues.store, queue)
+    now_ms = _now_ms(queues, queue)
     return [each for each in parts if not 0 < each["until_ms"] <= now_ms]
+
+
+def _now_ms(queues: Queues, queue: str) -> int:
+    """The time that policies see, by which pauses of parts end."""
+    return server_ms(queues.store, queue) + clock.ahead_ms
 
 
 def _of_part(queues: Queues, queue: str, part: Part) -> list[dict[str, Any]]:
