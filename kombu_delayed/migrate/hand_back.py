@@ -59,8 +59,9 @@ class ToStock(Migration):
         """Return those of the base class, and queues with other messages to move."""
         names = ("unacked:*", "dictionaries", *(("dead",) if self.dead else ()))
         found = {queue for name in names for queue, _ in self._scan(name)}
-        queues = {queue_of(name) for name in {*super().queues(), *found}}
-        return sorted({shard for queue in queues for shard in self.store.shards.all(queue)})
+        found.update(super().queues())
+        queues = {queue_of(name) for name in found}  # and shards that the server does not know of
+        return sorted(found.union(*map(self.store.shards.all, queues)))
 
     def steps(self) -> Iterator[int]:
         """Move messages of dead consumers, then the backlog in due order, then dead letters."""

@@ -303,6 +303,16 @@ def test_the_stock_transport_gets_all(connect: Connect, server: Server, dry: boo
     assert sizes(sender) == [0] * 12
 
 
+def test_the_stock_transport_gets_what_is_in_shards_whose_number_is_lost(
+    connect: Connect, server: Server, client: redis.Redis
+) -> None:
+    send(connect(delayed_shards=5), *range(30), headers={"x-delay": 3_600_000})
+    client.delete("kombu-delayed-shards")
+    with migrate.open_channel(server.url) as channel:
+        ToStock(channel, force=True).run()
+    assert client.llen("mail") == 30
+
+
 def test_dead_letters_of_all_shards(connect: Connect) -> None:
     connection = connect(delayed_shards=6)
     send(connection, *range(30))
