@@ -31,6 +31,7 @@ RESULT_SETTINGS = (
     "redis_backend_credential_provider",
     "redis_username",
     "redis_password",
+    "redis_socket_keepalive",
 )
 
 #: Parts of a broker's URL that would apply to the tests' server.

@@ -100,7 +100,11 @@ def test_results_of_a_server_with_tls_and_passwords(project: pytest.Pytester) ->
         import pytest
         import shop
 
-        LOGIN = {"redis_backend_use_ssl": {"ssl_cert_reqs": "required"}, "redis_password": "secret"}
+        LOGIN = {
+            "redis_backend_use_ssl": {"ssl_cert_reqs": "required"},
+            "redis_password": "secret",
+            "redis_socket_keepalive": True,
+        }
         shop.app.conf.update(result_backend="rediss://nowhere.invalid/1", **LOGIN)
 
         @shop.app.task
