@@ -105,7 +105,7 @@ class Recorder:
     def __init__(self, app: Celery, options: OutcomeOptions, hostname: str) -> None:
         self.options = options
         #: The name of the worker in Redis. After a restart under the same name it is another one.
-        name = json.dumps(hostname)[1:-1].replace('"', "")
+        name = json.dumps(hostname.replace('"', ""))[1:-1]
         self.worker = f"{name}:{os.getpid()}:{secrets.token_hex(2)}"
         self.dropped = 0
         self._broker = Broker(app)

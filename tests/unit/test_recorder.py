@@ -56,6 +56,19 @@ def noted(told: Recorder, run: Run) -> str:
     return "" if note is None else "".join(row[2] for row in note.lines.splitlines())
 
 
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("hostname", ['"w1@host"', 'w"1@host', "w\\1@hôst"])
+def test_quotes_in_the_name_of_a_worker(hostname: str) -> None:
+    """As from a list of arguments that no shell has read: `["-n", "\\"w1@%h\\""]`."""
+    told = Recorder(Celery(set_as_current=False), OutcomeOptions(), hostname)
+    run = received(told, 1)
+    assert run is not None
+    note = told._noted(run)
+    assert note is not None
+    (step,) = TaskHistory.of(Known("q", "1", note.lines.encode(), True)).steps
+    assert step.worker.rsplit(":", 2)[0] == hostname.replace('"', "")
+
+
 @pytest.mark.parametrize("is_short", [True, False])
 def test_only_tasks_of_a_canvas_have_its_ids(told: Recorder, is_short: bool) -> None:
     ids = {"root_id": "root", "parent_id": "parent", "group": None}
