@@ -71,7 +71,7 @@ def test_it_is_kept_until_its_time(store: Store, client: redis.Redis) -> None:
 def test_what_was_done_over_http_is_known_until_a_day_after_its_time(
     store: Store, client: redis.Redis
 ) -> None:
-    OnceStore(store, "id", None, 50.0).schedule("q", [entry("id", LATER)])
+    OnceStore(store, "id", None, 50.0).schedule("q", [entry("id", "51000")])
     assert state(client)[UNTIL] == {"{q}:job:http:id": 1_000 + (50 + 86_400) * 1_000}
 
 
