@@ -15,11 +15,13 @@ from celery_ext import Delayed, Query, QueryError
 from celery_ext.app.signals import task_cancelled
 from celery_ext.control.changes import redirect as module
 from celery_ext.control.changes.redirect import Redirect
+from celery_ext.policies import DropOlder
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.transport.channel.channel import Channel
 from tests.kit.extended import Bench
 from tests.kit.heard import heard
 from tests.kit.http import bury
+from tests.kit.policed import OpenApp, take
 
 pytestmark = [pytest.mark.thorough, pytest.mark.filterwarnings("ignore:Call to deprecated setex")]
 
@@ -304,6 +306,21 @@ def test_a_task_is_not_moved_onto_another_one_with_its_key(
     assert not filled.redirect("one", "other")
     assert {info.id: info.due_ms for info in filled.find()} == due
     assert where(filled)["other"] == ["there", "two"]
+
+
+@pytest.mark.parametrize("countdown", [None, -60])
+def test_a_ready_one_that_stays_is_not_older_for_it(
+    open_app: OpenApp, countdown: float | None
+) -> None:
+    app = open_app(DropOlder("1h"))
+    app.amqp.queues.add("other")
+    once = {"delayed_unique": "k"}
+    app.send_task("record", task_id="two", queue="other", countdown=700, headers=once)
+    app.send_task("record", task_id="one", countdown=countdown, headers=once)
+    assert not app.delayed.redirect("one", "other")
+    info = app.delayed.get("one")
+    assert (info.queue, info.state) == ("celery", "ready")
+    assert take(app).headers["id"] == "one"
 
 
 def test_by_id(filled: Delayed) -> None:

@@ -151,7 +151,7 @@ class Redirect:
             found = backlog.get(task.info.id)
             member = next((each.member for each in found if each.kept.due_ms == hold_ms), None)
             if member is not None:
-                yield task.info, replace(task.info, member=member, due_ms=0)
+                yield task.info, replace(task.info, member=member)
 
     def _send(self, shard: str, info: TaskInfo, held: TaskInfo) -> bool:
         """Send a task and drop the held one; if it could not be sent, it is let go again."""
@@ -177,8 +177,8 @@ class Redirect:
             ) from error
 
     def _let_go(self, shard: str, held: TaskInfo) -> None:
-        move = Move(held.member, str(held.due_ms or 0))
-        self._backlog(shard).reschedule([move], members=True)
+        due = "+0" if held.due_ms is None else str(held.due_ms)  # one that was ready may have none
+        self._backlog(shard).reschedule([Move(held.member, due)], members=True)
 
     def _put(self, info: TaskInfo) -> bool:
         """Send a task. False if the other queue already has a unique task like this one."""
