@@ -24,6 +24,7 @@ from celery_ext.policies import (
     Spread,
     Timeout,
 )
+from celery_ext.policies.retry.strategies import GIVE_UP_HEADER
 from celery_ext.policies.steps import Policies, apply
 from celery_ext.policies.times import timeout
 from tests.kit.policed import OpenApp, let_time_pass, take
@@ -101,6 +102,22 @@ def test_a_retry_that_cannot_be_sent_waits(
     let_time_pass(app)
     assert take_all(app) == []
     assert app.delayed.get("late").headers["retries"] == 1
+
+
+@pytest.mark.parametrize("headers", [{}, {GIVE_UP_HEADER: 1}])
+def test_what_cannot_be_read_is_not_retried_without_its_arguments(
+    open_app: OpenApp, headers: dict[str, Any]
+) -> None:
+    app = open_app(Timeout("1h", max_age="1d"), Backoff([10]))
+    apply(app)
+    send_late(app, "a", 61, args=("secret",), serializer="yaml", headers=headers, retries=1)
+    body = app.delayed.get("a").payload["body"]
+    app.conf.accept_content = ["json"]
+    assert take(app) is None
+    assert [*app.delayed.find()] == []
+    (letter,) = app.delayed.dead.list()
+    assert letter.info.payload["body"] == body
+    assert letter.info.payload["content-type"] == "application/x-yaml"
 
 
 def test_a_task_without_a_strategy_is_buried_beside_others(open_app: OpenApp) -> None:

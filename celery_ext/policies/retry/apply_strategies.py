@@ -22,6 +22,7 @@ from celery_ext.app.broker import own_broker
 from celery_ext.app.capture import Capture
 from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks import failures
+from celery_ext.tasks.body import read_body
 from celery_ext.tasks.failures import Failure, describe
 from celery_ext.tasks.results import NotRun, context_of, store_failure
 from celery_ext.tasks.times import from_ms
@@ -256,8 +257,8 @@ def ran_out(message: Message, decision: RanOut) -> Decision:
     """Return what happens to a task that has run out of time before it has started."""
     task = message.app.tasks.get(message.task)
     retrying = getattr(getattr(task, "run", None), "retrying", None)
-    if retrying is None:
-        return decision
+    if retrying is None or read_body(message.app, message.info) is None:
+        return decision  # a retry without the arguments, which cannot be read, is another task
     request = context_of(message.app, message.info)
     request.headers = {**(request.headers or {}), QUEUE_HEADER: message.queue}
     request.hostname = gethostname()
