@@ -87,7 +87,8 @@ class HandOver(Policy):
     def _send(self, message: Message) -> None:
         properties = {name: message.properties.get(name) for name in KEPT}
         headers = {**message.headers, "eta": None}
-        headers.pop("redelivered", None)
+        for name in ("redelivered", "x-delay"):
+            headers.pop(name, None)
         payload = message.info.payload
         with self._producers(message).acquire(block=True) as producer:
             producer.publish(

@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection
 
 from celery_ext.policies import HandOver, PolicyError, Timeout, hand_over
-from tests.kit.policed import OpenApp, take
+from tests.kit.policed import OpenApp, let_time_pass, take
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
@@ -43,6 +43,15 @@ def test_another_broker(open_app: OpenApp, server: Server, compression: str | No
 def test_the_same_broker(open_app: OpenApp) -> None:
     app = open_app(HandOver(queue="others"))
     app.send_task("record", task_id="a")
+    assert take(app) is None
+    info = app.delayed.get("a")
+    assert (info.queue, info.state) == ("others", "ready")
+
+
+def test_it_has_waited_for_its_delay(open_app: OpenApp) -> None:
+    app = open_app(HandOver(queue="others"))
+    app.send_task("record", task_id="a", headers={"x-delay": 3_600_000})
+    let_time_pass(app)
     assert take(app) is None
     info = app.delayed.get("a")
     assert (info.queue, info.state) == ("others", "ready")
