@@ -86,6 +86,8 @@ class HandOver(Policy):
 
     def _send(self, message: Message) -> None:
         properties = {name: message.properties.get(name) for name in KEPT}
+        if (lasts_ms := properties.pop("expiration")) is not None:
+            properties["expiration"] = float(lasts_ms) / 1000  # Kombu takes it in seconds
         headers = {**message.headers, "eta": None}
         for name in ("redelivered", "x-delay"):
             headers.pop(name, None)

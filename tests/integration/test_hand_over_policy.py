@@ -57,6 +57,15 @@ def test_it_has_waited_for_its_delay(open_app: OpenApp) -> None:
     assert (info.queue, info.state) == ("others", "ready")
 
 
+@pytest.mark.parametrize("seconds", [0.5, 1, 60])
+def test_its_expiration_stays(open_app: OpenApp, seconds: float) -> None:
+    app = open_app(HandOver(queue="others"))
+    app.send_task("record", task_id="a", expiration=seconds)
+    assert take(app) is None
+    info = app.delayed.get("a")
+    assert (info.queue, info.properties["expiration"]) == ("others", str(int(seconds * 1000)))
+
+
 def test_it_waits_for_a_broker_that_cannot_be_reached(open_app: OpenApp) -> None:
     policy = HandOver("redis://127.0.0.1:1/0", queue="elsewhere")
     app = open_app(policy)
