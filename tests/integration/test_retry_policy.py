@@ -12,9 +12,18 @@ from celery import Celery, states
 from celery.app.trace import build_tracer
 
 from celery_ext import UniqueTask, unique_headers
-from celery_ext.policies import Attempt, Backoff, GiveUp, PolicyError, Retry, RetryStrategy
+from celery_ext.policies import (
+    Attempt,
+    Backoff,
+    GiveUp,
+    PolicyError,
+    Retry,
+    RetryStrategy,
+    Timeout,
+)
 from celery_ext.policies.retry.strategies import FIRST_HEADER
 from celery_ext.policies.steps import Policies, apply
+from kombu_delayed.message import clock
 from tests.kit.extended import Bench
 from tests.kit.policed import OpenApp
 from tests.kit.servers import Server
@@ -76,6 +85,28 @@ def test_age_is_that_of_the_first_failure(app: Celery) -> None:
     assert run_next(app) == states.FAILURE
     (letter,) = app.delayed.dead.list()
     assert FIRST_HEADER not in letter.info.headers
+
+
+def test_a_replay_of_what_was_rejected_as_a_retry_starts_again(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = [Timeout("1h", max_age="1d"), Backoff([10, 20], max_age="1d")]
+
+    @app.task(name="ages", shared=False, policies=policies)
+    def ages() -> None:
+        raise ValueError("no")
+
+    id = ages.delay().id
+    assert run_next(app) == states.RETRY
+    app.delayed.run_now(id)
+    with app.connection_for_read() as connection:
+        connection.default_channel.basic_get("celery").reject()
+    monkeypatch.setattr(clock, "ahead_ms", 2 * 86_400_000)
+    assert app.delayed.dead.replay([id]) == 1
+    ends = [run_next(app) for _ in range(3)]
+    assert ends == [states.RETRY, states.RETRY, states.FAILURE]
+    (letter,) = app.delayed.dead.list()
+    assert [each.attempt for each in letter.failures] == [1, 2, 3]
 
 
 def test_jitter() -> None:

@@ -126,7 +126,7 @@ class _Retrying:
             return self._retry(args, kwargs, exc, throw, **given, **options)
         error = exc or sys.exc_info()[1] or MaxRetriesExceededError(f"{self._task.name} has failed")
         attempt, message = request.retries + 1, self._message()
-        history = failures.before(request.headers)
+        history = failures.before(request.headers) if request.retries else []
         history.append(Failure.of(error, attempt, message.now_ms, str(request.hostname)))
         answer = _ask(strategy, message, error, attempt, max_retries)
         if isinstance(answer, GiveUp):
@@ -204,7 +204,8 @@ class _Retrying:
     def _message(self) -> Attempt:
         request = self._task.request
         headers = request.headers or {}
-        now_ms, first_ms = clock.now_ms(), headers.get(FIRST_HEADER)
+        # A first attempt may be the replay of a retry, and begins anew.
+        now_ms, first_ms = clock.now_ms(), headers.get(FIRST_HEADER) if request.retries else None
         return Attempt(
             str(request.id),
             self._task.name,
