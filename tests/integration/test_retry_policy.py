@@ -25,7 +25,7 @@ from celery_ext.policies.retry.strategies import FIRST_HEADER
 from celery_ext.policies.steps import Policies, apply
 from kombu_delayed.message import clock
 from tests.kit.extended import Bench
-from tests.kit.policed import OpenApp
+from tests.kit.policed import OpenApp, take
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -107,6 +107,41 @@ def test_a_replay_of_what_was_rejected_as_a_retry_starts_again(
     assert ends == [states.RETRY, states.RETRY, states.FAILURE]
     (letter,) = app.delayed.dead.list()
     assert [each.attempt for each in letter.failures] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("app", [[Timeout("1h")]], indirect=True)
+@pytest.mark.parametrize("policies", [[], [Backoff([10])]], ids=["Celery's", "a strategy"])
+@pytest.mark.parametrize("given", [{}, {"time_limit": 30}], ids=str)
+def test_the_rest_of_a_timeout_is_no_limit_of_the_next_attempt(
+    app: Celery, policies: list[Any], given: dict[str, Any]
+) -> None:
+    @app.task(name="moves", bind=True, shared=False, policies=policies)
+    def moves(self: Any) -> None:
+        raise self.retry(exc=ValueError("no"), queue="slow", **given)
+
+    app.amqp.queues.add("slow")
+    id = moves.apply_async(time_limit=7200, headers={"tenant": "ada"}).id
+    assert run_next(app) == states.RETRY
+    info = app.delayed.get(id)
+    assert (info.queue, info.tenant) == ("slow", "ada")
+    assert info.headers["timelimit"] == [given.get("time_limit", 7200), None]
+    # Back there, its own limits count, also those that the attempt before has set.
+    assert app.delayed.redirect(id, "celery")
+    app.delayed.run_now(id)
+    hard, soft = take(app).headers["timelimit"]
+    assert (round(hard), soft) == (given.get("time_limit", 3600), None)
+
+
+@pytest.mark.parametrize("app", [[Timeout("1h"), Backoff([10], retries=0)]], indirect=True)
+def test_the_rest_of_a_timeout_is_no_limit_of_a_dead_letter(app: Celery) -> None:
+    @app.task(name="fails", shared=False)
+    def fails() -> None:
+        raise ValueError("no")
+
+    fails.apply_async(time_limit=7200)
+    assert run_next(app) == states.FAILURE
+    (letter,) = app.delayed.dead.list()
+    assert letter.info.headers["timelimit"] == [7200, None]
 
 
 def test_jitter() -> None:

@@ -38,6 +38,7 @@ from ..policy import Policy
 from .strategies import (
     FIRST_HEADER,
     GIVE_UP_HEADER,
+    OWN_LIMITS_HEADER,
     QUEUE_HEADER,
     STRATEGY_HEADER,
     Attempt,
@@ -58,7 +59,7 @@ AGAIN_MS = 10_000
 #: Headers that a task which starts from scratch does not have.
 BEGUN_HEADERS = {
     *(failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER),
-    "redelivered",
+    *(OWN_LIMITS_HEADER, "redelivered"),
 }
 
 #: Headers that a dead letter does not have: a channel sends it at once, and a replay does not claim
@@ -121,6 +122,7 @@ class _Retrying:
     ) -> Any:
         """Like `Task.retry`. A given time or maximum takes precedence over the strategy's."""
         strategy, request = self._strategy(), self._task.request
+        options = {**_own_limits(request), **options}
         given = {"eta": eta, "countdown": countdown, "max_retries": max_retries}
         if strategy is None:
             return self._retry(args, kwargs, exc, throw, **given, **options)
@@ -152,6 +154,7 @@ class _Retrying:
         """Call `Task.retry` with these options and headers."""
         before = self._task.request.headers or {}
         merged = {**before, **(changes.get("headers") or {}), **headers}
+        merged.pop(OWN_LIMITS_HEADER, None)
         try:
             return self._retry(max_retries=ENDLESS, **given, **{**changes, "headers": merged})
         finally:
@@ -232,7 +235,8 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
     } | dict.fromkeys(UNIQUE_HEADERS)  # None, as the task's own class may add them
     broker = own_broker(task.app)
     try:
-        signature = task.signature_from_request(request, retries=0, headers=headers, eta=None)
+        again = {**_own_limits(request), "retries": 0, "headers": headers, "eta": None}
+        signature = task.signature_from_request(request, **again)
         channel = broker.connection.default_channel
         store = broker.store
         for verb, given in Capture(task.app, channel).of(signature.apply_async):
@@ -252,6 +256,18 @@ def bury(task: Task, reason: str, history: Sequence[Failure]) -> bool:
     except Exception:  # the task's own error is raised after this
         logger.exception("Task %s[%s] has failed and cannot be buried", task.name, request.id)
     return False
+
+
+def _own_limits(request: Context) -> dict[str, Any]:
+    """Return the limits that a task was sent with if its `Timeout` has set others, and headers.
+
+    The next attempt may be in a queue without one.
+    """
+    headers = dict(request.headers or {})
+    own = headers.pop(OWN_LIMITS_HEADER, None)
+    if not (isinstance(own, (list, tuple)) and len(own) == 2):
+        return {}
+    return {"time_limit": own[0], "soft_time_limit": own[1], "headers": headers}
 
 
 def ran_out(message: Message, decision: RanOut) -> Decision:

@@ -24,6 +24,9 @@ FIRST_HEADER = "delayed_first_failure"
 #: The header, from the first attempt on, with the time after which there is no other, in ms.
 GIVE_UP_HEADER = "delayed_give_up_at"
 
+#: The header with the limits that a task was sent with, if its `Timeout` has set others.
+OWN_LIMITS_HEADER = "delayed_own_limits"
+
 #: The header in which a consumer names the strategy that is declared in Redis, if the process that
 #: runs the task would use another.
 STRATEGY_HEADER = "delayed_strategy"

@@ -9,10 +9,7 @@ from kombu_delayed.message.durations import exact_text
 
 from ..message import Message
 from ..policy import Policy, PolicyError, length_ms
-from ..retry.strategies import GIVE_UP_HEADER, RanOut
-
-#: The header with the limits that a task was sent with. Retries start with these again.
-OWN_LIMITS_HEADER = "delayed_own_limits"
+from ..retry.strategies import GIVE_UP_HEADER, OWN_LIMITS_HEADER, RanOut
 
 #: The limits that the worker of this process gives to tasks without their own, if its pool can end
 #: tasks; else empty.
