@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from time import time
 from typing import Any
 
 import pytest
@@ -58,6 +59,19 @@ def test_many(ready: Delayed) -> None:
     with pytest.raises(QueryError, match="to a later time"):
         ready.reschedule_many(Query(state="ready"), to="2001-01-01")
     assert ready_ids(ready) == ["t6", "t3", "t0"]
+
+
+def test_spread(ready: Delayed) -> None:
+    start_ms = time() * 1000
+    meant = Query(state="ready", task="record")
+    outcome = ready.reschedule_many(meant, spread=timedelta(hours=9))
+    assert (outcome.matched, outcome.changed) == (9, 9)
+    assert ready_ids(ready) == ["t8"]  # the first one found
+    found = [info.due_ms or 0 for info in ready.find() if info.id != "later"]
+    waits = [(due_ms - start_ms) / 3_600_000 for due_ms in found]
+    assert waits == pytest.approx(range(1, 9), abs=0.1)
+    with pytest.raises(QueryError, match="to a later time"):
+        ready.reschedule_many(meant, to="2001-01-01", spread=timedelta(hours=9))
 
 
 def test_two_operators_at_once(ready: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:

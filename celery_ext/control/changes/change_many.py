@@ -151,9 +151,12 @@ class DuePlan:
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
         """Delay ready tasks; returns how many were still ready. Raises QueryError for the past."""
         dues = [self._due_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
-        if any(due_ms <= self.now_ms for due_ms in dues):
+        if any(due_ms < self.now_ms + (self.spread is None) for due_ms in dues):
             raise QueryError("tasks that are ready can only be moved to a later time")
-        return self.moves.postpone_all(tasks, map(due_at, dues))
+        # The first one of a spread from now on stays as it is.
+        later = [(task, due) for task, due in zip(tasks, dues, strict=True) if due > self.now_ms]
+        moved = self.moves.postpone_all([each[0] for each in later], [due_at(d) for _, d in later])
+        return len(tasks) - len(later) + moved
 
     def _next_ms(self, info: TaskInfo) -> int:
         """The due time of a delayed task, in ms since the epoch."""
