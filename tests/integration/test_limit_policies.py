@@ -103,6 +103,13 @@ def test_tenants_have_turns(open_app: OpenApp) -> None:
     assert "".join(take(app, 10)) == "abcbabbabb"
 
 
+def test_a_weight_of_a_number_is_that_of_its_text(open_app: OpenApp) -> None:
+    app = open_app(Fair(by="customer", weights={7: 2}))
+    for customer in (5, 7, 5, 7, 5, 7):
+        app.send_task("record", [str(customer)], {"customer": customer})
+    assert "".join(take(app, 6)) == "577575"
+
+
 def test_failures_retries_and_rejects_give_their_slots_back(
     open_app: OpenApp, client: redis.Redis
 ) -> None:

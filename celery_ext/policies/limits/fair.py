@@ -35,8 +35,10 @@ class Fair(Gated):
         self.by = self.turns_by = checked_by("Fair(by=…)", by)
         self.weights = weights or {}
         if isinstance(self.weights, Mapping):
-            for key in self.weights:
-                self._checked(key, self.weights[key])
+            given, self.weights = self.weights, {}
+            for key in given:
+                self._checked(key, given[key])
+                self.weights[str(key)] = given[key]  # the keys of messages are text
         elif not callable(self.weights):
             raise PolicyError(f"Fair(weights=…) takes a dict or a function, not {weights!r}")
 
