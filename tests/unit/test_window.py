@@ -7,6 +7,7 @@ import pytest
 
 from celery_ext.policies import Window
 from celery_ext.policies.policy import PolicyError, checked
+from celery_ext.tasks.times import LATEST_MS
 
 
 def ms(text: str, tz: str = "UTC", fold: int = 0) -> int:
@@ -33,6 +34,11 @@ NIGHT = Window("22:00-06:00", tz="Europe/Berlin", days="fri", except_dates=["202
 def test_next_opening(window: Window, at: str, opens: str) -> None:
     assert window.next_open_ms(ms(at, "Europe/Berlin")) == ms(opens, "Europe/Berlin")
     assert window.next_open_ms(ms(at, "Europe/Berlin")) == ms(opens, "Europe/Berlin")
+
+
+@pytest.mark.parametrize("at_ms", [LATEST_MS, LATEST_MS + 1, LATEST_MS * 1000])
+def test_times_at_the_end_of_the_calendar_stay(at_ms: int) -> None:
+    assert MORNING.planned_ms(at_ms) == (at_ms, "")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ _RANGE = re.compile(r"(\d\d?):(\d\d)-(\d\d?):(\d\d)")
 _DAY_MINUTES = 24 * 60
 _DAY = timedelta(days=1)
 
+#: Later times, as of a task that is to wait for ever, stay as they are: calendars end at 9999.
+LAST_MS = (datetime(9000, 1, 1, tzinfo=timezone.utc) - EPOCH) // timedelta(milliseconds=1)
+
 #: Windows that are not open together within this time never are.
 LOOK_AHEAD = timedelta(days=400)
 
@@ -77,8 +80,7 @@ class Window(Policy):
 
     def next_open_ms(self, at_ms: int) -> int:
         """The first time from the given time on at which it is open; both in ms since the epoch."""
-        at = EPOCH + timedelta(milliseconds=at_ms)
-        if self._is_open(at):
+        if at_ms >= LAST_MS or self._is_open(at := EPOCH + timedelta(milliseconds=at_ms)):
             return at_ms
         closed_ms, opens_ms = self._closed
         if not closed_ms <= at_ms < opens_ms:
