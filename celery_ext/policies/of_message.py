@@ -30,16 +30,20 @@ _WHERE = "policies=[…] of a message"
 
 def write(given: Any) -> str:
     """Return the header for these policies, which may be plain data. Raises PolicyError."""
-    if not isinstance(given, (list, tuple)):
-        raise PolicyError(f"{_WHERE}: policies are a list, not {given!r}")
-    policies = [restored(each) if isinstance(each, Mapping) else each for each in given]
-    _check(policies)
-    text = json.dumps([written(each) for each in policies], separators=(",", ":"))
+    text = _text(given)
     if len(text) > MOST_LENGTH:
         raise PolicyError(
             f"{_WHERE}: {len(text):,} characters as JSON, and at most {MOST_LENGTH:,}"
         )
     return text
+
+
+def _text(given: Any) -> str:
+    if not isinstance(given, (list, tuple)):
+        raise PolicyError(f"{_WHERE}: policies are a list, not {given!r}")
+    policies = [restored(each) if isinstance(each, Mapping) else each for each in given]
+    _check(policies)
+    return json.dumps([written(each) for each in policies], separators=(",", ":"))
 
 
 def policies_in(headers: Mapping[str, Any] | None) -> tuple[Policy, ...]:
@@ -75,7 +79,7 @@ def strategy_text(strategy: RetryStrategy | None) -> str | None:
     """Return the header for a retry strategy, or None if only code can make that."""
     if strategy is not None and type(strategy) not in KINDS:
         return None
-    return write([strategy] if strategy else [])
+    return _text([strategy] if strategy else [])  # a queue or a task may have a longer one
 
 
 def strategies_in(headers: Mapping[str, Any]) -> tuple[Policy, ...] | None:

@@ -16,6 +16,7 @@ from kombu.common import Broadcast
 from celery_ext import install
 from celery_ext.http.service.service import Service as HttpService
 from celery_ext.policies import Backoff, Fair, Limit
+from celery_ext.policies.of_message import strategies_in
 from celery_ext.policies.written import CODE, written
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.store.policies.declared import parsed
@@ -248,3 +249,15 @@ def test_what_is_declared_once_a_process_is_not_again(open_app: OpenApp) -> None
     theirs = ours.replace("1", "2")
     assert records.declare("celery", theirs, "another", records.read("celery"))
     assert consume() == theirs
+
+
+def test_a_long_strategy_is_followed_without_its_code(open_app: OpenApp) -> None:
+    """It is longer than the policies of a message may be."""
+    open_app(Backoff([60 + n for n in range(1_500)])).delayed.policies.apply("celery")
+    app = open_app()
+    app.send_task("record", task_id="a")
+    message = take(app)
+    assert message is not None
+    (strategy,) = strategies_in(message.headers) or ()
+    assert isinstance(strategy, Backoff)
+    assert strategy.retries == 1_500
