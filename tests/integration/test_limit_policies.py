@@ -202,10 +202,18 @@ def test_weights_and_critical_ones(open_app: OpenApp) -> None:
     assert (sorted(filter(None, found)), found[-1]) == (["a", "light", "urgent"], None)
 
 
+def test_a_fraction_is_a_weight(open_app: OpenApp) -> None:
+    app = open_app(Limit(concurrency=2, weight="size"))
+    for name, size in {"a": 0.25, "b": 0.5, "c": 0.5}.items():
+        app.send_task("record", [name], headers={"size": size})
+    with app.connection_for_read() as connection:
+        assert names(connection.default_channel, 3) == ["a", "b", None]
+
+
 def test_a_negative_weight_opens_no_limit(open_app: OpenApp) -> None:
     """The message waits, as with any weight that cannot be read."""
     app = open_app(Limit(concurrency=1, weight="size"))
-    for name, size in {"a": 1, "b": -1, "c": -1}.items():
+    for name, size in {"a": 1, "b": -1, "c": -0.5}.items():
         app.send_task("record", [name], headers={"size": size})
     with app.connection_for_read() as connection:
         assert names(connection.default_channel, 3) == ["a", None, None]

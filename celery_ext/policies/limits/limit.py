@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from kombu_delayed.message.durations import Rate, exact_text, parse_rate
@@ -132,10 +133,11 @@ class Limit(Gated):
         if isinstance(self.weight, int):
             return self.weight
         value = value_of(self.weight, message)
-        weight = 1 if value is None else int(value)
+        weight = value if isinstance(value, float) else 1 if value is None else int(value)
         if weight < 0:
             raise ValueError(f"the weight of a task is at least 0, not {value!r}")
-        return min(weight, MOST)
+        # A fraction is rounded up, as a task of weight 0 does not wait.
+        return min(ceil(weight), MOST)
 
 
 class LimitUse(Policy):
