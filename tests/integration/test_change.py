@@ -93,13 +93,24 @@ def test_priority_and_time(app: Celery, delayed: Delayed) -> None:
         ({"eta": "2030-01-01", "countdown": 1}, "either countdown"),
         ({"priority": "high"}, "'high'"),
         ({"args": "abc"}, "'abc'"),
+        ({"args": b"abc"}, "b'abc'"),
         ({"kwargs": []}, "dict of arguments"),
         ({"headers": ["tenant"]}, "dict of headers"),
+        ({"headers": {"tenant": object()}}, "not JSON serializable"),
     ],
 )
 def test_wrong_changes(delayed: Delayed, to: Any, match: str) -> None:
     with pytest.raises(QueryError, match=match):
         delayed.change("a", **to)
+
+
+@pytest.mark.parametrize("to", [{"args": [object()]}, {"kwargs": {"n": object()}}])
+def test_arguments_that_cannot_be_written(app: Celery, delayed: Delayed, to: Any) -> None:
+    sent = app.send_task("record", ("old",), countdown=60)
+    before = delayed.get(sent.id)
+    with pytest.raises(QueryError, match=r"cannot be written: .*not JSON serializable"):
+        delayed.change(sent.id, **to)
+    assert delayed.get(sent.id) == before
 
 
 def test_arguments_that_cannot_be_read(app: Celery, delayed: Delayed) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import Celery
 from kombu import compression, serialization
+from kombu.exceptions import EncodeError
 
 from kombu_delayed.inspection.backlog import Waiting
 from kombu_delayed.message.envelope import to_json
@@ -51,12 +52,16 @@ class Change:
             raise QueryError("change takes either countdown (seconds) or eta (a time)")
         if self.priority is not None and type(self.priority) is not int:
             raise QueryError(f"priority={self.priority!r} is not a whole number")
-        if isinstance(self.args, str) or not isinstance(self.args, (Sequence, type(None))):
+        if isinstance(self.args, (str, bytes)) or not isinstance(self.args, (Sequence, type(None))):
             raise QueryError(f"args takes a list of arguments, not {self.args!r}"[:200])
         if not isinstance(self.kwargs, (Mapping, type(None))):
             raise QueryError(f"kwargs takes a dict of arguments, not {self.kwargs!r}"[:200])
         if not isinstance(self.headers, (Mapping, type(None))):
             raise QueryError(f"headers takes a dict of headers, not {self.headers!r}"[:200])
+        try:
+            to_json(self.headers)
+        except (TypeError, ValueError) as error:
+            raise QueryError(f"headers takes values that JSON has: {error}") from error
 
     def due_ms(self) -> int | None:
         """The new due time in ms since the epoch, or None to leave it unchanged."""
@@ -177,7 +182,10 @@ def _write_arguments(app: Celery, info: TaskInfo, payload: dict[str, Any], chang
     args = list(body[0] if change.args is None else change.args)
     kwargs = dict(body[1] if change.kwargs is None else change.kwargs)
     headers = payload["headers"]
-    _, _, written = serialization.dumps((args, kwargs, body[2]), serializer=serializer)
+    try:
+        _, _, written = serialization.dumps((args, kwargs, body[2]), serializer=serializer)
+    except EncodeError as error:
+        raise QueryError(f"the arguments of task {info.id} cannot be written: {error}") from error
     if method := headers.get("compression"):
         written, _ = compression.compress(written, method)
     raw = written.encode() if isinstance(written, str) else written
