@@ -96,6 +96,7 @@ def test_priority_and_time(app: Celery, delayed: Delayed) -> None:
         ({"args": b"abc"}, "b'abc'"),
         ({"kwargs": []}, "dict of arguments"),
         ({"headers": ["tenant"]}, "dict of headers"),
+        ({"headers": {"id": "another"}}, "cannot change the id"),
         ({"headers": {"tenant": object()}}, "not JSON serializable"),
     ],
 )

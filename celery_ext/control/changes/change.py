@@ -58,6 +58,8 @@ class Change:
             raise QueryError(f"kwargs takes a dict of arguments, not {self.kwargs!r}"[:200])
         if not isinstance(self.headers, (Mapping, type(None))):
             raise QueryError(f"headers takes a dict of headers, not {self.headers!r}"[:200])
+        if "id" in (self.headers or {}):
+            raise QueryError("headers cannot change the id of a task: cancel it, and send another")
         try:
             to_json(self.headers)
         except (TypeError, ValueError) as error:
