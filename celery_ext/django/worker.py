@@ -7,10 +7,12 @@ from typing import Any
 
 from celery import shared_task
 from django.tasks import TaskContext, TaskResult, TaskResultStatus
+from django.tasks.exceptions import InvalidTask
 from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
 from django.utils.json import normalize_json
 
+from ..policies.retry.apply_strategies import bury
 from .record import Record, change, error_of, result_of, to_time
 
 NAME = "celery_ext.django.run"
@@ -20,7 +22,11 @@ NAME = "celery_ext.django.run"
 def run(self: Any, record: Record) -> Any:
     """Run a Django task that CeleryBackend has sent; its return value is the result."""
     request = self.request
-    result = result_of(record, request.id)
+    try:
+        result = result_of(record, request.id)
+    except InvalidTask as error:  # a worker of the version before, during a deploy
+        bury(self, str(error), ())
+        raise
     backend = result.task.get_backend()
     redelivered = (request.delivery_info or {}).get("redelivered")
     _start(result, request.hostname, backend.earlier(request.id) if redelivered else {})

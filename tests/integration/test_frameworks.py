@@ -487,7 +487,7 @@ def test_context_and_coroutines(tasks: Any, ledger: Ledger) -> None:
 
 @pytest.mark.smoke
 def test_a_task_that_is_gone_from_the_code(
-    tasks: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    tasks: Any, shop: Any, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code is here, where the task is sent, but not in the worker."""
     from django.tasks import task
@@ -500,7 +500,12 @@ def test_a_task_that_is_gone_from_the_code(
     result = finished(tasks.only_here.enqueue())
     assert result.status == "FAILED"
     assert result.errors[0].exception_class_path == "django.tasks.exceptions.InvalidTask"
-    assert "there is no Django task tests.kit.django_tasks.only_here" in result.errors[0].traceback
+    reason = "there is no Django task tests.kit.django_tasks.only_here in this process"
+    assert reason in result.errors[0].traceback
+    letter = shop.delayed.dead.show(result.id)
+    assert letter is not None
+    assert letter.info.reason.startswith(reason)
+    assert shop.delayed.dead.purge([result.id]) == 1
 
 
 def test_without_django_6(monkeypatch: pytest.MonkeyPatch) -> None:
