@@ -73,16 +73,6 @@ def test_put_is_idempotent(api: httpx.Client, delayed: Delayed, delay: str) -> N
     assert drain(api) == []
 
 
-def test_a_delete_frees_the_id_of_a_task_that_others_have_cancelled(
-    api: httpx.Client, delayed: Delayed
-) -> None:
-    assert send(api, "PUT", **TASK).status_code == 201
-    assert delayed.cancel("1")
-    assert send(api, "PUT", **TASK).status_code == 200
-    assert send(api, "DELETE", id="1", namespace=TASK["namespace"]).status_code == 404
-    assert send(api, "PUT", **TASK).status_code == 201
-
-
 def test_a_length_of_time_is_short(api: httpx.Client) -> None:
     """The last thousand are cached, and each could be a megabyte."""
     for delay in ("0" * 100 + "1", "0" * 100 + "1s", "1h" * 51):

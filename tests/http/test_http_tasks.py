@@ -10,12 +10,10 @@ import httpx
 import pytest
 import redis
 from celery import Celery
-from kombu.exceptions import OperationalError
 
 from celery_ext import Delayed, UniqueTask
 from celery_ext.http.api import cursors, ready, status
 from celery_ext.http.api.task_models import NewTask
-from celery_ext.http.service import create_once
 from celery_ext.http.service.create_once import digest_of
 from celery_ext.policies.of_message import policies_in
 from celery_ext.tasks.body import read_body
@@ -420,32 +418,6 @@ def test_put_after_a_delete_creates(api: httpx.Client) -> None:
     assert api.delete("/v1/tasks/a").status_code == 409
     assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
     assert api.get("/v1/tasks/a").json()["status"] == "scheduled"
-
-
-def test_a_delete_frees_the_id_of_a_task_that_others_have_cancelled(
-    api: httpx.Client, delayed: Delayed
-) -> None:
-    assert api.put("/v1/tasks/a", json={**MAIL, "tenant": "ada"}).status_code == 201
-    assert delayed.cancel("a")
-    assert api.put("/v1/tasks/a", json={**MAIL, "tenant": "ada"}).json()["status"] == "cancelled"
-    assert api.delete("/v1/tasks/a").status_code == 409
-    assert api.put("/v1/tasks/a", json={**MAIL, "tenant": "ada"}).status_code == 201
-
-
-def test_a_delete_that_failed_after_the_cancel_is_made_up_for(
-    api: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise nobody could create the task before a day after its due time."""
-    assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
-
-    def fail(*given: Any) -> int:
-        raise OperationalError("gone")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(create_once, "_drop", fail)
-        assert api.delete("/v1/tasks/a").status_code == 503
-    assert api.delete("/v1/tasks/a").status_code == 409
-    assert api.put("/v1/tasks/a", json=MAIL).status_code == 201
 
 
 def test_a_delete_of_a_task_that_has_run_keeps_its_id(api: httpx.Client, delayed: Delayed) -> None:

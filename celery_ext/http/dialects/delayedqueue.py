@@ -218,8 +218,6 @@ def queued_delete(call: Call) -> dict[str, str]:
                 if _is_of(call, task.info, topic):
                     gone += moves.cancel_ready([task])
     if not gone:
-        for _, queue in _queues(call, topics):
-            moves.free_cancelled(find(call.service, call.identity, given.id, queue))
         raise Problem(404, "there is no such task, or a consumer has it")
     return {"id": given.id}
 

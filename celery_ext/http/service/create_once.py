@@ -139,12 +139,6 @@ class OnceMoves(Moves):
             self._keep([(info, due_at(due_ms))])
         return is_changed
 
-    def free_cancelled(self, state: Mapping[str, Any] | None) -> None:
-        """Free the id of a task that is cancelled already: by other programs, or incompletely."""
-        if state is not None and state["status"] == "cancelled":
-            store, name = self._queues.store, ledger(state["id"], state["tenant"])
-            _drop(store, store.shards.all(state["queue"]), [name])
-
     def _forget(self, cancelled: list[TaskInfo]) -> list[TaskInfo]:
         store, moved = self._queues.store, list[str]()
         for info in cancelled:

@@ -370,11 +370,7 @@ def delete_task(call: Call) -> Response:
     """Cancel a task that is delayed or ready."""
     call.note("delete", call.id)
     moves = call.service.moves
-    try:
-        infos, ready = _waiting_or_problem(call)
-    except Problem:
-        moves.free_cancelled(find(call.service, call.identity, call.id, call.query.queue))
-        raise
+    infos, ready = _waiting_or_problem(call)
     gone = [info for shard, each in infos.items() for info in moves.cancel(shard, each)]
     gone += [info for task in ready for info in moves.cancel_ready([task])]
     if not gone:
