@@ -25,7 +25,7 @@ from .limits.limit import LimitUse
 from .message import Message
 from .of_message import policies_in, read, strategy_text, use_messages
 from .policy import RUN, Policy, PolicyError, checked
-from .retry.apply_strategies import ran_out
+from .retry.apply_strategies import PAST_HEADERS, ran_out
 from .retry.strategies import STRATEGY_HEADER, RanOut
 from .times.window import Window
 from .written import restored, text_of, written
@@ -160,6 +160,9 @@ class Rules:
         """Return the first answer other than Run, or else Run with the headers of all answers."""
         given = arrival.envelope.payload["headers"]
         task = _task_of(arrival)
+        if not given.get("retries"):  # a first attempt has them only if it is a replayed retry
+            for name in PAST_HEADERS & given.keys():
+                del given[name]
         followed = self._followed.get(arrival.queue)
         if followed is not None and followed.paused and task:
             kept_back = followed.kept_back(Message(arrival, self._apps.of(task)))

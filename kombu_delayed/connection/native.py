@@ -60,7 +60,7 @@ def start_thread(target: Callable[[], None], name: str) -> None:
 
 #: Thread beside greenlets -> the hub of gevent or eventlet in the program's thread.
 _hubs: dict[int, Any] = {}
-#: Thread beside gevent -> what ends its wait in its own hub.
+#: Thread beside greenlets -> what ends its wait in its own hub; eventlet's look themselves.
 _wakes: dict[int, Callable[[], object]] = {}
 #: The threads that wait for a bell.
 _waiting: set[int] = set()

@@ -282,7 +282,7 @@ def test_put_after_it_has_run_sends_nothing(api: httpx.Client, delayed: Delayed)
 
 @pytest.mark.parametrize("delay", [None, "1h"])
 def test_put_of_a_unique_task_is_idempotent_too(
-    app: Celery, serve: Serve, delayed: Delayed, delay: str | None
+    app: Celery, serve: Serve, delayed: Delayed, client: redis.Redis, delay: str | None
 ) -> None:
     """Its key says nothing about tasks that are due."""
 
@@ -300,6 +300,9 @@ def test_put_of_a_unique_task_is_idempotent_too(
     assert (again.status_code, again.json()["status"]) == (200, "done")
     counts = delayed.counts()["celery"]
     assert (counts.delayed, counts.ready, counts.unacked) == (0, 0, 0)
+    client.zadd("{celery}:ledgers-until", {"{celery}:job:http:a": 1})  # more than a day later
+    assert api.put("/v1/tasks/a", json=given).status_code == 201
+    assert api.delete("/v1/tasks/a").status_code == 204
     assert api.put("/v1/tasks/b", json={**given, "delay": "1h"}).status_code == 201
     assert api.delete("/v1/tasks/b").status_code == 204
     assert api.put("/v1/tasks/b", json={**given, "delay": "1h"}).status_code == 201
@@ -371,13 +374,18 @@ def test_an_id_is_remembered_until_a_day_after_a_later_due_time(
     assert until_ms - info.due_ms >= 86_400_000
 
 
+@pytest.mark.parametrize("task", ["till.charge", "till.unique"])
 @pytest.mark.parametrize("delay", [None, "1h"])
 def test_an_id_is_remembered_until_a_day_after_the_due_time_that_a_policy_chose(
-    api: httpx.Client, delayed: Delayed, client: redis.Redis, delay: str | None
+    app: Celery, serve: Serve, delayed: Delayed, client: redis.Redis, delay: str | None, task: str
 ) -> None:
+    @app.task(name="till.unique", base=UniqueTask, shared=False)
+    def unique() -> None: ...
+
+    api = serve()
     day = (datetime.now(timezone.utc) + timedelta(days=3)).strftime("%a").lower()
     window = {"Window": {"ranges": ["00:00-24:00"], "tz": "UTC", "days": day}}
-    given = {"task": "till.charge", "policies": [window], "delay": delay}
+    given = {"task": task, "policies": [window], "delay": delay}
     assert api.put("/v1/tasks/a", json=given).status_code == 201
     info = delayed.get("a")
     assert info is not None

@@ -394,7 +394,8 @@ def test_an_export_ends_with_its_token(
 def test_exports_of_one_token_leave_threads_to_others(
     serve: Serve, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    api, may_end, asked = serve(needs_token=True, threads=2), threading.Event(), list[str]()
+    api = serve(needs_token=True, threads=2, streams=6)
+    may_end, asked = threading.Event(), list[str]()
     mine, other = bearer(delayed, "read"), bearer(delayed, "read")
     begin = Places.begin
 
@@ -411,8 +412,9 @@ def test_exports_of_one_token_leave_threads_to_others(
     with ThreadPoolExecutor(3) as threads:
         exports = [threads.submit(api.get, "/v1/bulk", headers=mine) for _ in range(3)]
         try:
-            wait_until(lambda: len(asked) >= 3, "the exports have asked for threads")
+            wait_until(lambda: len(asked) >= 3 + 3, "the exports have asked for streams, threads")
             assert api.get("/v1/tasks", headers=other).status_code == 200
+            assert api.get("/v1/bulk", headers=mine).status_code == 429  # half of the streams
         finally:
             may_end.set()
         assert [each.result().text for each in exports] == ['{"cursor":null}\n'] * 3

@@ -7,6 +7,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -202,8 +204,9 @@ def test_weights_and_critical_ones(open_app: OpenApp) -> None:
     assert (sorted(filter(None, found)), found[-1]) == (["a", "light", "urgent"], None)
 
 
-def test_a_fraction_is_a_weight(open_app: OpenApp) -> None:
-    app = open_app(Limit(concurrency=2, weight="size"))
+@pytest.mark.parametrize("kind", [float, Decimal, Fraction])
+def test_a_fraction_is_a_weight(open_app: OpenApp, kind: Callable[[float], Any]) -> None:
+    app = open_app(Limit(concurrency=2, weight=lambda message: kind(message.headers["size"])))
     for name, size in {"a": 0.25, "b": 0.5, "c": 0.5}.items():
         app.send_task("record", [name], headers={"size": size})
     with app.connection_for_read() as connection:

@@ -72,6 +72,8 @@ def test_spread(ready: Delayed) -> None:
     assert waits == pytest.approx(range(1, 9), abs=0.1)
     with pytest.raises(QueryError, match="to a later time"):
         ready.reschedule_many(meant, to="2001-01-01", spread=timedelta(hours=9))
+    with pytest.raises(QueryError, match="to a later time"):
+        ready.reschedule_many(meant, spread=0)
 
 
 def test_two_operators_at_once(ready: Delayed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,28 @@ def test_a_replay_of_what_was_rejected_as_a_retry_starts_again(
     assert [each.attempt for each in letter.failures] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("app", [[Timeout("1h", max_age="1d")]], indirect=True)
+def test_a_replay_starts_again_where_there_is_no_timeout(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @app.task(name="slows", bind=True, shared=False, policies=[Backoff([10, 20])])
+    def slows(self: Any) -> None:
+        raise self.retry(exc=ValueError("no"), queue="slow")
+
+    app.amqp.queues.add("slow")
+    id = slows.delay().id
+    assert run_next(app) == states.RETRY
+    app.delayed.run_now(id)
+    with app.connection_for_read() as connection:
+        connection.default_channel.basic_get("slow").reject()
+    monkeypatch.setattr(clock, "ahead_ms", 2 * 86_400_000)
+    assert app.delayed.dead.replay([id]) == 1
+    ends = [run_next(app, "slow") for _ in range(3)]
+    assert ends == [states.RETRY, states.RETRY, states.FAILURE]
+    (letter,) = app.delayed.dead.list()
+    assert [each.attempt for each in letter.failures] == [1, 2, 3]
+
+
 @pytest.mark.parametrize("app", [[Timeout("1h")]], indirect=True)
 @pytest.mark.parametrize("policies", [[], [Backoff([10])]], ids=["Celery's", "a strategy"])
 @pytest.mark.parametrize("given", [{}, {"time_limit": 30}], ids=str)
@@ -178,12 +200,12 @@ def app(open_app: OpenApp, request: pytest.FixtureRequest) -> Celery:
     return open_app(*getattr(request, "param", []))
 
 
-def run_next(app: Celery) -> Any:
+def run_next(app: Celery, queue: str = "celery") -> Any:
     """Run the task that is due next as a worker does; returns the state that this led to."""
     for info in [*app.delayed.find()]:
         app.delayed.run_now(info.id)
     with app.connection_for_read() as connection:
-        message = connection.default_channel.basic_get("celery")
+        message = connection.default_channel.basic_get(queue)
         message.ack()
         args, kwargs, embed = message.decode()
         own = {"args": args, "kwargs": kwargs, "hostname": "w1@test", "is_eager": False}

@@ -151,7 +151,7 @@ class DuePlan:
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
         """Delay ready tasks; returns how many were still ready. Raises QueryError for the past."""
         dues = [self._due_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
-        if any(due_ms < self.now_ms + (self.spread is None) for due_ms in dues):
+        if any(due_ms < self.now_ms + (not self.spread) for due_ms in dues):
             raise QueryError("tasks that are ready can only be moved to a later time")
         # The first one of a spread from now on stays as it is.
         later = [(task, due) for task, due in zip(tasks, dues, strict=True) if due > self.now_ms]

@@ -8,12 +8,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from itertools import chain
 from typing import Any
 
 from celery_ext.control.changes.change import Change, change
 from celery_ext.control.changes.moves import NOW, Due, Moves, due_at
 from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.tasks.task_info import TaskInfo
+from kombu_delayed.inspection.backlog import Backlog
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.store.calls.scripts import Call
 from kombu_delayed.store.store import Entry, Store
 
@@ -59,18 +62,32 @@ class OnceStore(Store):
 
     def schedule_call(self, queue: str, entries: Sequence[Entry], expires_ms: int = 0) -> Call:
         """As in any store. Ids of messages that a policy has delayed further are kept longer."""
-        due_seconds = [int(each.due) // 1000 + 1 for each in entries if each.due.isdecimal()]
-        longest = max(due_seconds, default=0) - int(time.time()) + KEPT_SECONDS
-        self._seconds = max(self._seconds, longest)
+        self._outlast(int(each.due) for each in entries if each.due.isdecimal())
         return super().schedule_call(queue, entries, expires_ms)
+
+    def _outlast(self, dues_ms: Iterable[int]) -> None:
+        longest = max(dues_ms, default=0) // 1000 + 1 - int(time.time()) + KEPT_SECONDS
+        self._seconds = max(self._seconds, longest)
 
     def remembers(self, queue: str) -> bool:
         """Returns whether a task was created under the id in a queue."""
-        shards = self.shards.nearest(queue, self._id)
-        return any(self.run("EXISTS", self.keys(shard).job(self._ledger)) for shard in shards)
+        return any(map(self._has_ledger, self.shards.nearest(queue, self._id)))
+
+    def _has_ledger(self, shard: str) -> bool:
+        keys = self.keys(shard)
+        name = keys.job(self._ledger)
+        until = self.run("ZSCORE", keys.ledgers_until, name)  # others drop it later
+        is_past = until is not None and float(until) <= server_ms(self, shard)
+        return not is_past and bool(self.run("EXISTS", name))
 
     def remember(self, queue: str) -> None:
-        """Remember the id of a task that was created in a queue without this store."""
+        """Remember the id of a task that was sent to a queue without this store.
+
+        If this process dies in between, the next request sends it again.
+        """
+        shards = self.shards.nearest(queue, self._id)
+        found = chain.from_iterable(Backlog(self, shard).get(self._id) for shard in shards)
+        self._outlast(each.kept.due_ms for each in found)
         home = self.shards.place(queue, self._id)
         self.ask("schedule", home, entries=[], expires_ms=0, dictionary="")
 

@@ -133,7 +133,7 @@ class Limit(Gated):
         if isinstance(self.weight, int):
             return self.weight
         value = value_of(self.weight, message)
-        weight = value if isinstance(value, float) else 1 if value is None else int(value)
+        weight = 1 if value is None else int(value) if isinstance(value, str) else value
         if weight < 0:
             raise ValueError(f"the weight of a task is at least 0, not {value!r}")
         # A fraction is rounded up, as a task of weight 0 does not wait.

@@ -56,11 +56,11 @@ ENDLESS = sys.maxsize
 #: How long to wait before sending a retry that cannot be sent now.
 AGAIN_MS = 10_000
 
+#: Headers with the history of a task, which an attempt hands on to the next one.
+PAST_HEADERS = {failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER}
+
 #: Headers that a task which starts from scratch does not have.
-BEGUN_HEADERS = {
-    *(failures.HEADER, FIRST_HEADER, GIVE_UP_HEADER, QUEUE_HEADER, STRATEGY_HEADER),
-    *(OWN_LIMITS_HEADER, "redelivered"),
-}
+BEGUN_HEADERS = {*PAST_HEADERS, OWN_LIMITS_HEADER, QUEUE_HEADER, STRATEGY_HEADER, "redelivered"}
 
 #: Headers that a dead letter does not have: a channel sends it at once, and a replay does not claim
 #: its key again.
@@ -128,7 +128,7 @@ class _Retrying:
             return self._retry(args, kwargs, exc, throw, **given, **options)
         error = exc or sys.exc_info()[1] or MaxRetriesExceededError(f"{self._task.name} has failed")
         attempt, message = request.retries + 1, self._message()
-        history = failures.before(request.headers) if request.retries else []
+        history = failures.before(request.headers)
         history.append(Failure.of(error, attempt, message.now_ms, str(request.hostname)))
         answer = _ask(strategy, message, error, attempt, max_retries)
         if isinstance(answer, GiveUp):
@@ -207,8 +207,7 @@ class _Retrying:
     def _message(self) -> Attempt:
         request = self._task.request
         headers = request.headers or {}
-        # A first attempt may be the replay of a retry, and begins anew.
-        now_ms, first_ms = clock.now_ms(), headers.get(FIRST_HEADER) if request.retries else None
+        now_ms, first_ms = clock.now_ms(), headers.get(FIRST_HEADER)
         return Attempt(
             str(request.id),
             self._task.name,

@@ -78,14 +78,11 @@ class Timeout(Policy):
         return Run({"timelimit": limits, OWN_LIMITS_HEADER: own, **ends})
 
     def _end_ms(self, message: Message) -> int | None:
-        """Return when all attempts end, which retries carry along; None without `max_age`.
-
-        A first attempt has such a time only if it is the replay of a retry, and begins anew.
-        """
+        """Return when all attempts end, which retries carry along; None without `max_age`."""
         if self.max_age_ms is None:
             return None
         brought = message.headers.get(GIVE_UP_HEADER)
-        if type(brought) is int and message.headers.get("retries"):
+        if type(brought) is int:
             return brought
         return message.now_ms - message.overdue_ms + self.max_age_ms
 

@@ -155,9 +155,13 @@ def _read(
 )
 async def export_tasks(call: Call) -> Response:
     """Export delayed tasks: one JSON object per line, with cursor lines; a null cursor ends it."""
-    given: Filter = call.query
-    first = await _page(call, given, given.cursor)
-    call.service.streams.begin(call.identity)
+    given, streams = call.query, call.service.streams
+    streams.begin(call.identity)
+    try:
+        first = await _page(call, given, given.cursor)
+    except BaseException:
+        streams.end(call.identity)
+        raise
     return Streamed(call, _exported(call, given, first), media_type=MEDIA_TYPE)
 
 
@@ -170,6 +174,9 @@ async def _page(call: Call, given: Filter, cursor: str | None) -> dict[str, Any]
                 return await call.run(page_of, call, search)
         except Problem as problem:
             if problem.status_code != 429 or not await call.service.pause(WAIT_SECONDS):
+                raise
+            await call.check()
+            if await call.request.is_disconnected():
                 raise
 
 
