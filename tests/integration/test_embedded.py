@@ -258,6 +258,7 @@ def test_sender_that_has_changed_its_directory_starts_the_same_server_again(
         monkeypatch.chdir(scratch / "elsewhere")
         queue.put("b")
         assert [queue.get(timeout=30).payload for _ in range(2)] == ["a", "b"]
+        assert os.listdir() == []
 
 
 def test_server_that_loads_for_long_is_not_waited_for(

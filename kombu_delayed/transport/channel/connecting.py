@@ -32,6 +32,10 @@ from .. import server_checks
 #: beside greenlets may take no lock of `logging`.
 QUIET = {"protocol": 2}
 
+#: The attribute of Kombu's connection with the absolute directory of its embedded server: the
+#: program may change its working directory.
+DIRECTORY = "delayed_directory"
+
 #: Sending waits for replicas at most for this fraction of `socket_timeout`.
 REPLICA_SHARE = 0.9
 
@@ -188,9 +192,11 @@ class ConnectingChannel(stock.Channel):
             self._process_credential_provider(where.credential_provider, parameters)
         connection_class: Any
         if where.scheme == "embedded":
-            parameters["path"] = str(embedded.ensure(where.path))
-            # The program may change its working directory.
-            parameters["directory"] = str(Path(where.path).expanduser().resolve())
+            known = vars(self.connection.client)
+            directory = known.get(DIRECTORY, where.path)
+            parameters["path"] = str(embedded.ensure(directory))
+            directory = str(Path(directory).expanduser().resolve())
+            known[DIRECTORY] = parameters["directory"] = directory
             connection_class = embedded.EmbeddedConnection
         elif where.scheme == "socket":
             parameters["path"] = where.path
