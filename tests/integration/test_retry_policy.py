@@ -87,6 +87,15 @@ def test_age_is_that_of_the_first_failure(app: Celery) -> None:
     assert FIRST_HEADER not in letter.info.headers
 
 
+def reject_and_replay(app: Celery, id: str, queue: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reject a retry, and replay its dead letter two days later."""
+    app.delayed.run_now(id)
+    with app.connection_for_read() as connection:
+        connection.default_channel.basic_get(queue).reject()
+    monkeypatch.setattr(clock, "ahead_ms", 2 * 86_400_000)
+    assert app.delayed.dead.replay([id]) == 1
+
+
 def test_a_replay_of_what_was_rejected_as_a_retry_starts_again(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,11 +107,7 @@ def test_a_replay_of_what_was_rejected_as_a_retry_starts_again(
 
     id = ages.delay().id
     assert run_next(app) == states.RETRY
-    app.delayed.run_now(id)
-    with app.connection_for_read() as connection:
-        connection.default_channel.basic_get("celery").reject()
-    monkeypatch.setattr(clock, "ahead_ms", 2 * 86_400_000)
-    assert app.delayed.dead.replay([id]) == 1
+    reject_and_replay(app, id, "celery", monkeypatch)
     ends = [run_next(app) for _ in range(3)]
     assert ends == [states.RETRY, states.RETRY, states.FAILURE]
     (letter,) = app.delayed.dead.list()
@@ -120,11 +125,7 @@ def test_a_replay_starts_again_where_there_is_no_timeout(
     app.amqp.queues.add("slow")
     id = slows.delay().id
     assert run_next(app) == states.RETRY
-    app.delayed.run_now(id)
-    with app.connection_for_read() as connection:
-        connection.default_channel.basic_get("slow").reject()
-    monkeypatch.setattr(clock, "ahead_ms", 2 * 86_400_000)
-    assert app.delayed.dead.replay([id]) == 1
+    reject_and_replay(app, id, "slow", monkeypatch)
     ends = [run_next(app, "slow") for _ in range(3)]
     assert ends == [states.RETRY, states.RETRY, states.FAILURE]
     (letter,) = app.delayed.dead.list()
