@@ -11,7 +11,7 @@ from rich.text import Text
 from kombu_delayed.inspection.doctor import (
     Finding,
     examine_format,
-    examine_queue,
+    examine_queues,
     examine_server,
     examine_types,
     upgrade,
@@ -57,8 +57,7 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
     else:
         total = sum(2 * store.delayed_count(name) for name in names)
         with session.progress("Repairing" if fix else "Examining", total) as advance:
-            for name in names:
-                findings += examine_queue(store, name, fix=fix, progress=advance)
+            findings += examine_queues(store, names, fix=fix, progress=advance)
         checks = [*check_up(session.delayed, queue, findings)]
     left = [each for each in findings if each.is_wrong]
     queues = [*dict.fromkeys(map(queue_of, names))]

@@ -11,7 +11,7 @@ import redis
 
 from kombu_delayed.inspection import events
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.doctor import examination, examine_queue, messages
+from kombu_delayed.inspection.doctor import examination, examine_queues, messages
 from kombu_delayed.store import store as store_module
 from kombu_delayed.store.store import Store
 from tests.crash.deaths import (
@@ -175,7 +175,7 @@ def damaged(store: Store) -> None:
 
 def repair(store: Store) -> None:
     store.partition_size = 4
-    examine_queue(store, "q", fix=True, patience_seconds=0)
+    examine_queues(store, ["q"], fix=True, patience_seconds=0)
 
 
 def test_a_repair_that_is_repeated(client: redis.Redis) -> None:
@@ -191,7 +191,7 @@ def test_a_repair_that_is_repeated(client: redis.Redis) -> None:
         due = {id: DUE_MS + int(id) for id in MANY}
         assert check_backlog(client) == due, f"at {death}"
         assert client.zrange("{q}:wake", 0, -1, withscores=True) == [(b"due", DUE_MS)]
-        assert examine_queue(living_store(client, case), "q", patience_seconds=0) == []
+        assert examine_queues(living_store(client, case), ["q"], patience_seconds=0) == []
         assert inherit(client) == Counter(MANY), f"at {death}"
     assert len(found) > 1
 

@@ -12,7 +12,7 @@ from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.cli import checkup
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.store.store import Entry
 from tests.kit.cli import HOUR, Cli, run
 from tests.kit.servers import Server, free_port
@@ -139,7 +139,7 @@ def test_doctor_beside_a_busy_queue(cli: Cli) -> None:
             cli.backlog.reschedule(id, countdown=HOUR + count)
 
     store = cli.backlog.store
-    assert examine_queue(store, "celery", progress=move, patience_seconds=0) == []
+    assert examine_queues(store, ["celery"], progress=move, patience_seconds=0) == []
 
 
 def test_options_among_the_settings_are_named(cli: Cli) -> None:

@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_ext import Delayed
 from celery_ext.tasks.body import read_body
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.message import compressing, zstd
 from tests.kit.clusters import Cluster
 from tests.kit.compressed import dictionary, entries, make_large
@@ -114,8 +114,8 @@ def test_a_slot_of_a_cluster_moves_with_its_dictionary(
     assert {info.id: info.message for info in delayed.find()} == before
     ids += send(app, 12)
     assert len(compressed_ids(delayed) & {*ids}) >= len(ids) - 3
-    found = [examine_queue(delayed.store, name) for name in delayed.shards("celery")]
-    assert not [each for findings in found for each in findings if each.is_wrong]
+    found = examine_queues(delayed.store, delayed.shards("celery"))
+    assert not [each for each in found if each.is_wrong]
 
 
 @pytest.mark.thorough

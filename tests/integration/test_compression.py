@@ -23,7 +23,7 @@ from celery_ext.cli.checkup import Check, check_up
 from celery_ext.tasks.body import read_body
 from kombu_delayed import migrate
 from kombu_delayed.errors import CompressionError
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.message import compressing, zstd
 from kombu_delayed.migrate import Move
 from kombu_delayed.migrate import __main__ as command
@@ -235,11 +235,11 @@ def test_a_dictionary_that_is_gone_is_noticed(
     app: Celery, delayed: Delayed, client: redis.Redis, tmp_path: Path
 ) -> None:
     _, id = send(app, 2)
-    assert not examine_queue(delayed.store, "celery")
+    assert not examine_queues(delayed.store, ["celery"])
     version = client.hget("{celery}:dictionaries", "current").decode()
     client.delete("{celery}:dictionaries")
     compressing._codecs.clear()
-    (finding,) = examine_queue(delayed.store, "celery", fix=True)
+    (finding,) = examine_queues(delayed.store, ["celery"], fix=True)
     assert (finding.kind, finding.count, finding.fixed) == ("undecodable", 1, 0)
     assert version in finding.examples[0]
     report = delayed.backup(tmp_path / "all")

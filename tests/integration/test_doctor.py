@@ -14,7 +14,8 @@ from kombu import Consumer, Queue
 from celery_ext.http.service.create_once import KEPT_SECONDS, OnceStore
 from kombu_delayed.errors import MessageError
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.doctor import consumers, examination, examine_queue
+from kombu_delayed.inspection.doctor import consumers, examination, examine_queues
+from kombu_delayed.inspection.doctor.messages import Messages
 from kombu_delayed.store.calls.shards import shard_name
 from kombu_delayed.store.store import Store
 from tests.kit.claims import deliver
@@ -32,13 +33,13 @@ def _time_stands_still(store: Store) -> None:
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
     """Return kind of fault -> how many there are, and how many were repaired."""
-    found = examine_queue(store, "q", fix=fix, patience_seconds=0)
+    found = examine_queues(store, ["q"], fix=fix, patience_seconds=0)
     assert all(each.examples and each.meaning and each.remedy for each in found)
     return {each.kind: (each.count, each.fixed) for each in found}
 
 
 def wrong(store: Store) -> set[str]:
-    found = examine_queue(store, "q", patience_seconds=0)
+    found = examine_queues(store, ["q"], patience_seconds=0)
     return {each.kind for each in found if each.is_wrong}
 
 
@@ -221,6 +222,38 @@ def test_a_living_consumer_after_the_clock_was_set_forward(
     assert bool(store.leases.consumers("q")) == lives
 
 
+def test_key_names_are_scanned_once_for_all_queues(store: Store, client: redis.Redis) -> None:
+    queues = [f"q{n}" for n in range(20)]
+    for queue in queues:
+        store.publish(queue, [entry("a")])
+        store.deliver(queue, "A:1:0123abcd-1", 1, 1, lease_ms=30_000, waits=False)
+        client.delete(f"{{{queue}}}:consumers")
+    client.config_resetstat()
+    found = examine_queues(store, queues, patience_seconds=0)
+    assert [(each.queue, each.kind) for each in found] == [(q, "unregistered") for q in queues]
+    calls: Any = client.info("commandstats")
+    assert calls["cmdstat_scan"]["calls"] == 1
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_consumer_that_comes_or_ends_after_the_scan(
+    store: Store, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    store.publish("q", [entry("a")])
+    lease(store, want=1)
+    (lease_end,) = client.zrange("{q}:consumers", 0, -1, withscores=True)
+    client.delete("{q}:consumers")
+
+    def change(examined: Messages) -> None:
+        if lives:
+            client.zadd("{q}:consumers", dict([lease_end]))
+        else:
+            store.leases.reclaim("q", "w1")
+
+    monkeypatch.setattr(Messages, "examine", change)
+    assert examine(store) == {}
+
+
 # Tokens.
 
 
@@ -233,7 +266,7 @@ def test_a_token_that_nobody_takes(store: Store) -> None:
     assert examine(store) == {}  # nobody lives
     lease(store)
     assert wrong(store) == {"untaken"}
-    (finding,) = examine_queue(store, "q", fix=True, patience_seconds=0)
+    (finding,) = examine_queues(store, ["q"], fix=True, patience_seconds=0)
     assert (finding.kind, finding.fixed, finding.examples) == ("untaken", 0, ["w1"])
     store.now = "7000"  # its lease has ended
     assert wrong(store) == {"lease"}
@@ -242,7 +275,7 @@ def test_a_token_that_nobody_takes(store: Store) -> None:
 def test_ready_messages_with_a_step_of_others(store: Store, client: redis.Redis) -> None:
     for step in (3, 4, 9, 12):
         client.lpush(f"q\x06\x16{step}", "{}")
-    found = examine_queue(store, "q", fix=True, patience_seconds=0)
+    found = examine_queues(store, ["q"], fix=True, patience_seconds=0)
     (finding,) = [each for each in found if each.kind == "step"]
     assert (finding.fixed, finding.is_wrong, finding.examples) == (0, True, ["step 4: 1 ready"])
 
@@ -282,7 +315,7 @@ def test_a_consumer_that_waits(connect: Connect, store: Store) -> None:
             store.schedule("q", [entry(id, due_ms)])
             with pytest.raises(TimeoutError):
                 connection.drain_events(timeout=0.3)
-            assert [each for each in examine_queue(store, "q") if each.is_wrong] == []
+            assert [each for each in examine_queues(store, ["q"]) if each.is_wrong] == []
 
 
 # Records that stop their readers.
@@ -303,6 +336,6 @@ def test_a_record_that_cannot_be_read_is_named_and_its_remedy_helps(
     for read in (backlog.page, partial(backlog.get, "a")):
         with pytest.raises(MessageError, match=said):
             read()
-    examine_queue(store, name, fix=True, patience_seconds=0)
+    examine_queues(store, [name], fix=True, patience_seconds=0)
     assert [each.id for each in backlog.page().waiting] == ["b"]
     assert store.dead.ids(name) == ["a"]

@@ -13,7 +13,7 @@ from kombu import Connection, Consumer
 from celery_ext import install
 from celery_ext.errors import QueryError
 from kombu_delayed.consumer import part
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.store.store import Store
 from tests.kit.clusters import Cluster
 from tests.kit.extended import Bench
@@ -142,7 +142,7 @@ def test_the_doctor_tells_of_it(store: Store, client: redis.Redis) -> None:
     store.publish("q", [])
     client.lpush("q", "{}")
     store.pauses.pause("q", "ann", "a migration")
-    (found,) = examine_queue(store, "q", fix=True, patience_seconds=0)
+    (found,) = examine_queues(store, ["q"], fix=True, patience_seconds=0)
     assert (found.kind, found.examples, found.is_wrong) == (
         "paused",
         ["by ann: a migration"],

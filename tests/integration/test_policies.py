@@ -16,7 +16,7 @@ from celery_ext.policies import Bury, Delay, Drop, Message, Policy, PolicyError,
 from kombu_delayed.consumer.policy import apply
 from kombu_delayed.consumer.policy.apply import FIRST_ERROR_MS
 from kombu_delayed.errors import OptionError
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from tests.kit.inbox import Inbox
 from tests.kit.policed import OpenApp, let_time_pass, take
 from tests.kit.servers import Server
@@ -51,7 +51,7 @@ def test_delay(open_app: OpenApp, no_ack: bool) -> None:
     app.send_task("record", ["x"], task_id="a", eta=eta)
     assert take(app, no_ack) is None
     for fix in (True, False):
-        assert examine_queue(app.delayed.store, "celery", fix=fix, patience_seconds=0) == []
+        assert examine_queues(app.delayed.store, ["celery"], fix=fix, patience_seconds=0) == []
     info = app.delayed.get("a")
     assert (info.state, info.reason, info.task) == ("delayed", "} not yet {", "record")
     assert timedelta(minutes=59) < info.remaining <= timedelta(hours=1)

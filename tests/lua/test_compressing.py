@@ -15,7 +15,7 @@ import redis
 from kombu_delayed.connection.stock import stock_consumers
 from kombu_delayed.errors import CompressionError, MessageError, OptionError, ServerFull
 from kombu_delayed.inspection.backlog import Backlog, Move, queues
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.inspection.lookup import lookup_by_id, lookup_by_reading
 from kombu_delayed.inspection.ready.index import ReadyIndex
 from kombu_delayed.inspection.ready.lists import ReadyLists
@@ -453,15 +453,15 @@ def test_it_sends_again_what_was_due_before_1970(store: Store, client: redis.Red
 
 
 def test_a_doctor_drops_those_of_an_empty_queue(store: Store, client: redis.Redis) -> None:
-    assert not {each.kind for each in examine_queue(store, "q")} & {"dictionary"}
+    assert not {each.kind for each in examine_queues(store, ["q"])} & {"dictionary"}
     Backlog(store, "q").cancel([each.id for each in entries(1, seed=2)])
     assert "q" in queues(store), "it has nothing else"
-    (found,) = examine_queue(store, "q")
+    (found,) = examine_queues(store, ["q"])
     assert (found.kind, found.count, found.is_wrong) == ("dictionary", 1, False)
-    (found,) = examine_queue(store, "q", fix=True)
+    (found,) = examine_queues(store, ["q"], fix=True)
     assert found.fixed == 1
     assert not client.exists(DICTIONARIES)
-    assert not examine_queue(store, "q")
+    assert not examine_queues(store, ["q"])
 
 
 def purged(store: Store) -> str:

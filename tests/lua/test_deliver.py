@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from kombu_delayed.errors import WrongType
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.message.ticket import Gate, LimitNumbers
 from kombu_delayed.store.claimable import Delivered
 from kombu_delayed.store.keys import SEPARATOR
@@ -154,7 +154,7 @@ def test_a_partition_that_was_evicted_stops_no_other(
         found += bodies(deliver(store, tag=tag, gate=gate))
     assert found == left != []
     assert not client.exists("{q}:partitions")
-    fixed = {each.kind: each.fixed for each in examine_queue(store, "q", fix=True)}
+    fixed = {each.kind: each.fixed for each in examine_queues(store, ["q"], fix=True)}
     assert fixed["orphan"] == 6 - len(left)
     assert len(deliver(store, tag=21, gate=gate).records) == 6 - len(left)
 
@@ -335,7 +335,7 @@ def test_nothing_is_stored_by_halves_where_a_list_was_overwritten(
         with pytest.raises(WrongType):
             into.schedule("q", [entry("a", 8000), entry("b", 500)])
     client.delete("q")
-    assert not [each for each in examine_queue(store, "q") if each.kind == "orphan"]
+    assert not [each for each in examine_queues(store, ["q"]) if each.kind == "orphan"]
     assert job.schedule("q", [entry("c", 8000), entry("b", 500)]).ready == 1
 
 

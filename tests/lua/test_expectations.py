@@ -11,7 +11,7 @@ import redis
 from kombu_delayed.errors import ServerFull
 from kombu_delayed.inspection import events
 from kombu_delayed.inspection.backlog import Backlog, Move
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.inspection.expectations import Correlation, Note
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
@@ -246,7 +246,7 @@ def test_events(correlation: Correlation, store: Store) -> None:
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
     """Return kind of fault -> how many there are, and how many were repaired."""
-    found = examine_queue(store, "q", fix=fix, patience_seconds=0)
+    found = examine_queues(store, ["q"], fix=fix, patience_seconds=0)
     return {each.kind: (each.count, each.fixed) for each in found if each.kind != "silent"}
 
 

@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from kombu_delayed.inspection.backlog import Backlog
-from kombu_delayed.inspection.doctor import examine_queue
+from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.inspection.gate_usage import slots_in_use, waiting_count
 from kombu_delayed.message.envelope import open_envelope
 from kombu_delayed.message.ticket import OPEN_GATE, Gate, LimitNumbers, Ticket, Use, put_ticket
@@ -34,7 +34,7 @@ def taken(store: Store, want: int = 9, gate: Gate | None = GATE, tag: int = 1) -
 
 
 def faults(store: Store, *, fix: bool = False) -> dict[str, int]:
-    found = examine_queue(store, "q", fix=fix, patience_seconds=0.01)
+    found = examine_queues(store, ["q"], fix=fix, patience_seconds=0.01)
     return {each.kind: each.count for each in found}
 
 

@@ -13,7 +13,7 @@ import redis
 from kombu_delayed.errors import ServerError
 from kombu_delayed.inspection.doctor import (
     examination,
-    examine_queue,
+    examine_queues,
     examine_server,
     messages,
     server,
@@ -34,7 +34,7 @@ def _small_partitions(store: Store) -> None:
 
 def examine(store: Store, fix: bool = False) -> dict[str, tuple[int, int]]:
     """Return kind of fault -> how many there are, and how many were repaired."""
-    found = examine_queue(store, "q", fix=fix, patience_seconds=0)
+    found = examine_queues(store, ["q"], fix=fix, patience_seconds=0)
     assert all(each.queue == "q" and each.examples and each.meaning for each in found)
     return {each.kind: (each.count, each.fixed) for each in found}
 
@@ -173,7 +173,7 @@ def test_everything_at_once(
 
 def test_binary_names(store: Store, client: redis.Redis) -> None:
     client.hset("{q}:messages", b"\xff\x00", "02000" + message("a"))
-    (finding,) = [each for each in examine_queue(store, "q", fix=True) if each.kind == "orphan"]
+    (finding,) = [each for each in examine_queues(store, ["q"], fix=True) if each.kind == "orphan"]
     assert finding.examples == ["\\xff\x00"]
     assert client.zrange("{q}:delayed:2000", 0, -1) == [b"\xff\x00"]
 
@@ -217,7 +217,7 @@ def test_lost_tokens(ready: bool, example: str, store: Store, client: redis.Redi
         store.publish("q", [entry("b")])
     tokens = state(client)["{q}:wake"]
     client.delete("{q}:wake")
-    (finding,) = examine_queue(store, "q")
+    (finding,) = examine_queues(store, ["q"])
     assert (finding.kind, finding.examples) == ("silent", [example])
     assert examine(store, fix=True) == {"silent": (1, 1)}
     assert state(client)["{q}:wake"] == tokens

@@ -46,12 +46,14 @@ class Consumers:
         for name in self._silent(ended) if self._case.fix else ended:
             self._reclaim("lease", name, ended[name])
         registered = {name for name, _, _ in known}
-        prefix = self._keys.unacked("")
-        for key in scan(self._store, prefix):
-            name = key[len(prefix.encode()) :].decode(errors="surrogateescape")
-            # It may have registered since.
-            if name not in registered and not self._is_registered(name):
-                self._reclaim("unregistered", name, self._store.run("HLEN", key))
+        for raw_name in self._case.names.holders:
+            name = raw_name.decode(errors="surrogateescape")
+            # It may have registered or ended since.
+            if name in registered or self._is_registered(name):
+                continue
+            key = self._keys.unacked("").encode() + raw_name
+            if unacked := self._store.run("HLEN", key):
+                self._reclaim("unregistered", name, unacked)
 
     def _other_steps(self) -> None:
         """Report messages with priority steps of other producers, which no consumer reads here."""
@@ -99,11 +101,10 @@ class Consumers:
     def _gate(self) -> None:
         """Examine slots, after the leases: by then dead consumers have lost theirs."""
         keys, run = self._keys, self._store.run
-        prefix = keys.slots("")
-        for key in scan(self._store, prefix):
-            name = text(key[len(prefix.encode()) :])
-            if not self._is_registered(name) and run("EXISTS", key):
-                self._case.add("slots", name)
+        for name in self._case.names.slots:
+            key = keys.slots("").encode() + name
+            if run("ZSCORE", keys.consumers, name) is None and run("EXISTS", key):
+                self._case.add("slots", text(name))
                 if self._case.fix:
                     run("UNLINK", key)
         self._case.sweep("repair_gate")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...connection.commands import pairs
 from ...store.store import Store
+from .survey import Names
 
 #: How many messages one call looks at, and about how many bytes of them.
 PAGE_SIZE = 200
@@ -118,9 +119,12 @@ class Finding:
 class Examination:
     """The state that all its parts share. With `fix` they repair what they find."""
 
-    def __init__(self, store: Store, queue: str, fix: bool, progress: Progress) -> None:
+    def __init__(
+        self, store: Store, queue: str, names: Names, fix: bool, progress: Progress
+    ) -> None:
         self.store = store
         self.queue = queue
+        self.names = names
         self.fix = fix
         self.progress = progress
         self.keys = store.keys(queue)

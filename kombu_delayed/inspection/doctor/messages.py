@@ -7,8 +7,8 @@ from typing import Any
 
 from ...connection.commands import pairs
 from ...store.store import CALL_LIMIT, chunks
-from ..backlog import scan
 from .examination import Examination, next_page, text
+from .survey import missing
 
 #: How many passes are made at most to repair the index.
 PASSES = 10
@@ -68,14 +68,10 @@ class Messages:
 
     def _strays(self) -> None:
         """Examine partitions that are missing in the index."""
-        prefix = self._keys.delayed
-        for key in scan(self._store, prefix):
-            name = key[len(prefix.encode()) :]
-            if key == self._keys.waiting.encode():
-                continue
-            if self._store.run("ZSCORE", self._keys.partitions, name) is not None:
-                continue
-            start = 0
+        for name in self._case.names.strays:
+            if not missing(self._store, self._case.queue, [name]):
+                continue  # it is new, or was put into the index meanwhile
+            key, start = self._keys.delayed.encode() + name, 0
             while members := self._store.run("ZRANGE", key, start, start + CALL_LIMIT - 1):
                 faults = self._judge([(name, member) for member in members])
                 # A repair removes members, so that the next ones move up.
