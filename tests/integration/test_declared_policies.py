@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
+from celery import Celery, states
 from kombu import Consumer, Queue
 from kombu.common import Broadcast
 
@@ -22,7 +22,7 @@ from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
 from kombu_delayed.store.policies.declared import parsed
 from tests.kit.clusters import Cluster
 from tests.kit.ledger import Ledger
-from tests.kit.policed import OpenApp, take
+from tests.kit.policed import OpenApp, run_next, take
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings
 from tests.kit.wait import wait_until
@@ -261,3 +261,19 @@ def test_a_long_strategy_is_followed_without_its_code(open_app: OpenApp) -> None
     (strategy,) = strategies_in(message.headers) or ()
     assert isinstance(strategy, Backoff)
     assert strategy.retries == 1_500
+
+
+def test_a_retry_does_not_carry_the_strategy(open_app: OpenApp) -> None:
+    """Whoever consumes it names the strategy again."""
+    open_app(Backoff([60] * 3)).delayed.policies.apply("celery")
+    app = open_app()
+
+    @app.task(name="fails", shared=False)
+    def fails() -> None:
+        raise ValueError("no")
+
+    id = fails.delay().id
+    for _ in range(3):
+        assert run_next(app) == states.RETRY
+        assert strategies_in(app.delayed.get(id).headers) is None
+    assert run_next(app) == states.FAILURE

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from celery import Celery, states
-from celery.app.trace import build_tracer
 
 from celery_ext import UniqueTask, unique_headers
 from celery_ext.policies import (
@@ -25,7 +24,7 @@ from celery_ext.policies.retry.strategies import FIRST_HEADER
 from celery_ext.policies.steps import Policies, apply
 from kombu_delayed.message import clock
 from tests.kit.extended import Bench
-from tests.kit.policed import OpenApp, take
+from tests.kit.policed import OpenApp, run_next, take
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -199,24 +198,6 @@ def test_what_cannot_be_meant(given: Any, options: dict[str, Any], message: str)
 @pytest.fixture
 def app(open_app: OpenApp, request: pytest.FixtureRequest) -> Celery:
     return open_app(*getattr(request, "param", []))
-
-
-def run_next(app: Celery, queue: str = "celery") -> Any:
-    """Run the task that is due next as a worker does; returns the state that this led to."""
-    for info in [*app.delayed.find()]:
-        app.delayed.run_now(info.id)
-    with app.connection_for_read() as connection:
-        message = connection.default_channel.basic_get(queue)
-        message.ack()
-        args, kwargs, embed = message.decode()
-        own = {"args": args, "kwargs": kwargs, "hostname": "w1@test", "is_eager": False}
-        where = {**message.delivery_info, "priority": message.properties.get("priority")}
-        sent = {**message.headers, "delivery_info": where}
-        task = app.tasks[message.headers["task"]]
-        apply(app)
-        trace = build_tracer(task.name, task, app=app, hostname="w1@test")
-        found = trace(message.headers["id"], args, kwargs, {**sent, **embed, **own})
-        return found.info.state if found.info else states.SUCCESS
 
 
 def test_an_uncaught_error(app: Celery) -> None:

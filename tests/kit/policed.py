@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from celery import Celery
+from celery import Celery, states
+from celery.app.trace import build_tracer
 
 from celery_ext import install
 from celery_ext.policies import Policy
+from celery_ext.policies.steps import apply
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 
@@ -42,6 +44,24 @@ def take(app: Celery, no_ack: bool = False) -> Any:
         if message is not None and not no_ack:
             message.ack()
         return message
+
+
+def run_next(app: Celery, queue: str = "celery") -> Any:
+    """Run the task that is due next as a worker does; returns the state that this led to."""
+    for info in [*app.delayed.find()]:
+        app.delayed.run_now(info.id)
+    with app.connection_for_read() as connection:
+        message = connection.default_channel.basic_get(queue)
+        message.ack()
+        args, kwargs, embed = message.decode()
+        own = {"args": args, "kwargs": kwargs, "hostname": "w1@test", "is_eager": False}
+        where = {**message.delivery_info, "priority": message.properties.get("priority")}
+        sent = {**message.headers, "delivery_info": where}
+        task = app.tasks[message.headers["task"]]
+        apply(app)
+        trace = build_tracer(task.name, task, app=app, hostname="w1@test")
+        found = trace(message.headers["id"], args, kwargs, {**sent, **embed, **own})
+        return found.info.state if found.info else states.SUCCESS
 
 
 def let_time_pass(app: Celery) -> None:

@@ -154,7 +154,8 @@ class _Retrying:
         """Call `Task.retry` with these options and headers."""
         before = self._task.request.headers or {}
         merged = {**before, **(changes.get("headers") or {}), **headers}
-        merged.pop(OWN_LIMITS_HEADER, None)
+        for name in (OWN_LIMITS_HEADER, STRATEGY_HEADER):  # it may have kilobytes of pauses
+            merged.pop(name, None)
         try:
             return self._retry(max_retries=ENDLESS, **given, **{**changes, "headers": merged})
         finally:
