@@ -8,6 +8,7 @@
 -- needs: nothing
 local PER_GENERATION = 8
 local layouts = {}  -- key -> first and last generation
+local places = {}   -- field -> where bucket_get has found it
 
 local function layout_of(key)
   local first, last = (redis.call('GET', key .. ':buckets') or '0 0'):match('^(%d+) (%d+)$')
@@ -45,7 +46,8 @@ local function bucket_find(key, field)
 end
 
 local function bucket_get(key, field)
-  local found = bucket_find(key, field)
+  local found, bucket, generation = bucket_find(key, field)
+  if found then places[field] = {key = key, bucket = bucket, generation = generation} end
   return found and unpacked(field, found)
 end
 
@@ -130,6 +132,8 @@ end
 
 -- Removes a field from the newest bucket that has it. Returns this bucket and its generation, or nil.
 local function bucket_remove(key, field, layout)
+  local place = places[field]
+  if place and place.key == key and redis.call('HDEL', place.bucket, field) == 1 then return place.bucket, place.generation end
   local hash = hash_of(field)
   for generation = layout.last, layout.first, -1 do
     local bucket = bucket_name(key, generation, hash)
