@@ -107,6 +107,22 @@ def test_dead_letters_are_sorted(visitor: Visitor, five: None, delayed: Delayed)
     visitor.get("/dead?sort=size", 422)
 
 
+def test_letters_with_a_reason_of_several_lines(
+    visitor: Visitor, app: Celery, delayed: Delayed
+) -> None:
+    for n in range(2):
+        app.send_task("till.charge", task_id=f"d{n}")
+        bury(delayed, reason=f"IntegrityError: duplicate\nDETAIL:\xa0Key (id)=({n}) exists")
+    (link,) = [each for each in visitor.get("/dead").links() if "IntegrityError" in each]
+    page = visitor.get(link)
+    assert {*ROW_IDS.findall(page.html)} == {"d0", "d1"}
+    search = next(form for form in page.forms if form.values("reason") and not form.action)
+    again = visitor.client.get("/dead", params=sent(search))
+    assert {*ROW_IDS.findall(again.text)} == {"d0", "d1"}
+    chosen = sent(page.form("/dead/preview"), verb="replay", all="1", chosen=[])
+    assert "Replay: 2 dead letters?" in visitor.post("/dead/preview", chosen).text
+
+
 def test_a_part_of_a_queue_is_paused(visitor: Visitor, delayed: Delayed) -> None:
     form = visitor.get("/policies").form("/policies/pause")
     given = {

@@ -47,7 +47,10 @@ class Page(HTMLParser):
             method = given.get("method", "get")
             self.forms.append(Form(given.get("action", ""), method))
         if tag == "input" and self.forms and "form" in self._open and given.get("name"):
-            self.forms[-1].fields.append((given["name"], given.get("value", "")))
+            value = given.get("value", "")
+            if given.get("type") != "hidden":  # a line of text
+                value = "".join(value.splitlines())
+            self.forms[-1].fields.append((given["name"], value))
 
     def handle_endtag(self, tag: str) -> None:
         while tag in self._open and self._open.pop() != tag:
@@ -102,10 +105,10 @@ class Visitor:
 
 
 def sent(form: Form, **more: Any) -> dict[str, Any]:
-    """The fields a form sends, some of them replaced."""
+    """The fields a form sends, some of them replaced. Browsers send CR LF for each line break."""
     found: dict[str, Any] = {}
     for name, value in form.fields:
-        found.setdefault(name, []).append(value)
+        found.setdefault(name, []).append("\r\n".join(value.split("\n")))
     return {**found, **more}
 
 

@@ -93,8 +93,12 @@ def grouped(found: Iterable[tuple[str, str, str, int]]) -> list[Group]:
 
 
 def pattern_of(reason: str) -> str:
-    """A reason as a pattern for a search, with `*` for the parts that vary."""
-    return _VARIES.sub("*", escape(reason))
+    """A reason as a pattern for a search, with `*` for the parts that vary.
+
+    It also has `*` for line breaks and the like: browsers and pages change these in forms.
+    """
+    kept = "".join(each if each.isprintable() else "*" for each in escape(reason))
+    return _VARIES.sub("*", kept)
 
 
 def letter_name(task: DeadTask) -> str:
