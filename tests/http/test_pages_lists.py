@@ -107,6 +107,18 @@ def test_dead_letters_are_sorted(visitor: Visitor, five: None, delayed: Delayed)
     visitor.get("/dead?sort=size", 422)
 
 
+def test_only_the_newest_letters_of_each_queue_are_sorted(
+    visitor: Visitor, five: None, delayed: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead, "GROUPED", 5)
+    monkeypatch.setattr(dead, "CALL_LIMIT", 1)
+    for queue in ("q0", "q1"):
+        bury(delayed, queue)
+    said = r"By task, of the newest \d that match\."
+    assert re.search(said, visitor.get("/dead?sort=task").text)
+    assert "By task." in visitor.get("/dead?sort=task&queue=q0").text
+
+
 def test_letters_with_a_reason_of_several_lines(
     visitor: Visitor, app: Celery, delayed: Delayed
 ) -> None:

@@ -136,10 +136,10 @@ def look(visit: Visit) -> Shown:
 def _sorted(visit: Visit, given: dict[str, Any], order: Order) -> Shown:
     query = query_of(given)
     shards = visit.shards(query.queue)
-    found = [each for each in newest(visit, shards) if is_selected(visit, query, each)]
+    read = [*newest(visit, shards)]
+    found = [each for each in read if is_selected(visit, query, each)]
     page, following = order.part(found, SORTS, PAGE_SIZE)
-    total = sum(map(visit.service.delayed.store.dead.count, shards))
-    is_partial = total > GROUPED
+    is_partial = len(read) < sum(map(visit.service.delayed.store.dead.count, shards))
     return {"letters": page, "following": following, "sorted_of": (len(found), is_partial)}
 
 
