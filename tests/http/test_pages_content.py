@@ -18,6 +18,7 @@ from celery_ext.policies import Fair, Limit, Policy
 from kombu_delayed.store.outcomes.tallies import Tallies
 from tests.kit.gates import claim, declare
 from tests.kit.http import api_client, bury, make_app
+from tests.kit.outcomes import FAILED, RECEIVED, STARTED, note
 from tests.kit.pages import Page, Visitor, all_pages, sent
 from tests.kit.servers import Server, available_kinds, start_server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop
@@ -126,6 +127,15 @@ def test_overview(shop: tuple[Visitor, str]) -> None:
     assert re.search(r"3\d\d\s*due in this time", page.text)
     assert re.search(r"[1-9]\d* acknowledged in the last minute", page.text)
     assert re.search(r"95th percentile\d+ms", page.text)
+
+
+def test_failures_are_on_the_overview_of_a_broker_without_events(
+    visitor: Visitor, delayed: Delayed
+) -> None:
+    note(delayed, "a", RECEIVED, STARTED, FAILED)
+    page = visitor.get("/")
+    assert "No events" in page.text
+    assert "1 failed" in page.text
 
 
 def check(page: Page, shown: list[str], hidden: list[str]) -> None:
