@@ -396,3 +396,23 @@ def test_a_selection_outlives_news(opened: Any, shop: dict[str, Any]) -> None:
     expect(buttons.first).to_be_enabled()
     page.locator("#select-page").check()
     expect(page.locator("#selected")).to_have_text(f"{boxes.count()} selected")
+
+
+def test_what_others_do_is_live(opened: Any, shop: dict[str, Any]) -> None:
+    app, delayed = shop["app"], Delayed(shop["app"])
+    app.send_task("stock.release", task_id="shared", queue="shared", countdown=900)
+    delayed.pause("shared", by="maria")
+    policies = opened(f"{shop['url']}/policies?queue=shared")
+    backlog = opened(f"{shop['url']}/backlog?queue=shared")
+    task = opened(f"{shop['url']}/task?id=shared&queue=shared")
+    expect(policies.locator("#live")).to_contain_text("maria")
+    expect(backlog.locator("#live")).to_contain_text("shared is paused since")
+    expect(task.get_by_text("This task is delayed.")).to_be_visible()
+    delayed.resume("shared")
+    delayed.run_now("shared", "shared")
+    expect(policies.locator("#live")).to_contain_text("Nothing is paused", timeout=15_000)
+    expect(backlog.locator("main")).to_contain_text("0 delayed", timeout=15_000)
+    expect(backlog.locator("main")).not_to_contain_text("paused since", timeout=15_000)
+    expect(task.get_by_text("This task waits for a free worker.")).to_be_visible(timeout=15_000)
+    bury(delayed, "shared")
+    expect(task.get_by_role("button", name="Replay")).to_be_visible(timeout=15_000)
