@@ -307,7 +307,10 @@ def test_trends_are_what_a_count_by_hand_says(visitor: Visitor, delayed: Delayed
     ended = visitor.get("/trends?sort=ended&queue=a").html
     assert ended.index('data-key="till.charge"') > ended.index('data-key="till.send_mail"')
     assert "Nothing was counted" in visitor.get("/trends?task=nobody").text
-    assert "/failures?queue=a&task=till.charge" in visitor.get("/trends?queue=a").links()
+    for within, lately in (("hour", "1h"), ("day", "1d"), ("week", "7d")):
+        links = visitor.get(f"/trends?queue=a&within={within}").links()
+        assert f"/failures?within={lately}&queue=a&task=till.charge" in links
+        assert f"/failures?within={lately}&queue=a" in links
     visitor.get("/trends?within=year", 422)
 
 

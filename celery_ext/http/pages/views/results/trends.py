@@ -23,6 +23,9 @@ SHOWN = 50
 
 WITHIN = {"hour": "Last hour", "day": "Last day", "week": "Last week"}
 
+#: The same periods on the page of failures.
+LATELY = {"hour": "1h", "day": "1d", "week": "7d"}
+
 #: The quantiles that the lines show.
 HALF, MOST = 0.5, 0.95
 
@@ -82,6 +85,7 @@ def look(visit: Visit) -> Shown:
         "filter": {name: value for name in ("queue", "task") if (value := getattr(query, name))},
         "within": query.within,
         "withins": WITHIN,
+        "lately": LATELY[query.within],
         "sort": query.sort,
         "sorts": {name: words for name, (words, _) in SORTS.items()},
         "starts": [at * 1000 for at in starts],
