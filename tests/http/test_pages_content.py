@@ -302,6 +302,8 @@ def test_trends_are_what_a_count_by_hand_says(visitor: Visitor, delayed: Delayed
         )
         assert rows == {"till.charge": "14", "till.send_mail": "80", "a": "47", "b": "47"}
         assert "mean run time 1.2s" in page.text
+    assert "in each 2h; pale line: failed" in page.text  # fewer than were retried
+    assert "median and p95, in seconds; pale line: median" in page.text
     failed = visitor.get("/trends?sort=failed&queue=a").html
     assert failed.index('data-key="till.charge"') < failed.index('data-key="till.send_mail"')
     ended = visitor.get("/trends?sort=ended&queue=a").html
