@@ -99,6 +99,8 @@ def test_move(
     [
         ({"how": "later", "by": "soon"}, "not a length of time"),
         ({"how": "to", "to": "soon"}, "is not a time"),
+        ({"how": "later", "by": "", "to": "2100-01-31T09:00"}, "by how long, or to what time"),
+        ({"how": "to", "by": "1h"}, "by how long, or to what time"),
     ],
 )
 def test_move_nowhere(

@@ -66,6 +66,8 @@ def target_of(form: Form) -> Target | None:
         except ValueError as error:
             raise Problem.of_field("by", str(error)) from None
         return Target(by=length if how == "later" else -length)
+    if how:
+        raise Problem.of_field("to" if how == "to" else "by", "choose by how long, or to what time")
     return None
 
 
@@ -164,7 +166,7 @@ def apply(visit: Visit, form: Form) -> Response:
     verb, target = form.verb(VERBS), None
     try:
         if verb == "move" and (target := target_of(form)) is None:
-            raise Problem.of_field("by", "choose by how long, or to what time")
+            return preview(visit, form)
         on_delayed, on_ready = _changes(visit, form, verb, target)
     except Problem as problem:
         if not problem.errors:
