@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from celery_ext import Delayed
 from celery_ext.policies import Limit
 from kombu_delayed.store.outcomes.tallies import Tallies
-from tests.kit.http import api_client, bury
+from tests.kit.http import Serve, api_client, bury
 from tests.kit.servers import Server
 from tests.kit.shop import OpenShop, fill_gates, fill_shop
 
@@ -416,3 +416,22 @@ def test_what_others_do_is_live(opened: Any, shop: dict[str, Any]) -> None:
     expect(task.get_by_text("This task waits for a free worker.")).to_be_visible(timeout=15_000)
     bury(delayed, "shared")
     expect(task.get_by_role("button", name="Replay")).to_be_visible(timeout=15_000)
+
+
+def test_a_page_is_not_reloaded_into_an_error_of_a_proxy(opened: Any, serve: Serve) -> None:
+    """The page of a proxy, whose server is just started again, would not try again."""
+    url = f"{str(serve(rate=0.001).base_url).rstrip('/')}/backlog"
+    page = opened(url)  # uses up the rate
+    page.clock.install()
+    page.goto(url)
+    expect(page.get_by_text("This page opens as soon as it can.")).to_be_visible()
+    page.evaluate("window.isTheSame = true")
+
+    def answer(route: Any) -> None:
+        route.fulfill(status=502) if route.request.method == "HEAD" else route.continue_()
+
+    page.route("**/backlog", answer)
+    for _ in range(2):
+        with page.expect_response(lambda found: found.status == 502):
+            page.clock.run_for(3_000)
+    assert page.evaluate("window.isTheSame") is True

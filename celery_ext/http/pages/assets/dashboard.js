@@ -219,7 +219,7 @@ if (address.searchParams.has("done")) {
 if (byId("again")) {
   const retry = async () => {
     const answer = await fetch(location.href, { method: "HEAD" }).catch(() => null);
-    if (answer && ![429, 503].includes(answer.status)) location.reload();
+    if (answer && ![429, 502, 503, 504].includes(answer.status)) location.reload();
     else setTimeout(retry, 3000);
   };
   setTimeout(retry, 3000);
