@@ -35,7 +35,7 @@ from .api.operations import Operation, endpoint
 from .auth.rate_limit import WRONG_TOKENS_PER_SECOND, RateLimit
 from .callbacks.jobs import register
 from .dialects import delayedqueue, later
-from .middleware import HEALTH_PATH, Middleware
+from .middleware import HEALTH_PATH, Middleware, own_path
 from .options import HttpOptions
 from .pages.site import Site
 from .problems import Problem, answer, problem_of
@@ -95,7 +95,7 @@ class Api:
                 ),
                 Route(HEALTH_PATH, self._health),
             ],
-            exception_handlers=_HANDLERS,
+            exception_handlers={**_HANDLERS, HTTPException: partial(_not_routed, site)},
             lifespan=self._lifespan,
         )
         # Behind a proxy that terminates TLS, a redirect would send a client of https to http://.
@@ -149,10 +149,14 @@ async def _failed(request: Request, error: Exception) -> Response:
     return answer(problem_of(error))
 
 
-async def _not_routed(request: Request, error: Any) -> Response:
+async def _not_routed(site: Site, request: Request, error: Any) -> Response:
     if error.status_code == 405:
         error.headers = {"Allow": ", ".join(_methods(request))}
-    return answer(Problem(error.status_code, error.detail, headers=error.headers))
+    problem = Problem(error.status_code, error.detail, headers=error.headers)
+    if request.method == "GET" and error.status_code == 405 and site.owns(own_path(request.scope)):
+        problem.detail = "this address takes forms only: open the list and choose again"
+        return site.page_of(problem, request)
+    return answer(problem)
 
 
 def _methods(request: Request) -> list[str]:
@@ -179,5 +183,4 @@ async def _broken_off(request: Request, error: Exception) -> Response:
 _HANDLERS: dict[Any, Any] = {
     ClientDisconnect: _broken_off,
     **dict.fromkeys((Problem, QueryError, *BROKER_FAILS, Exception), _failed),
-    HTTPException: _not_routed,
 }

@@ -108,14 +108,14 @@ class Middleware:
             _log(scope, seen.status, seconds)
 
     async def _answer(self, problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._site.owns(_path(scope)):
+        if self._site.owns(own_path(scope)):
             await self._site.answer(problem, scope, receive, send)
         else:
             await answer(problem)(scope, receive, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        path = _path(scope)
+        path = own_path(scope)
         self._check_origin(scope["method"], path, headers)
         identity = await self._identity(scope, headers)
         scope["delayed.identity"] = identity
@@ -150,7 +150,7 @@ class Middleware:
 
     async def _identity(self, scope: Scope, headers: dict[bytes, str]) -> Identity:
         """The present identity of the caller. Raises a Problem if access is denied."""
-        path = _path(scope)
+        path = own_path(scope)
         kind, _, text = headers.get(b"authorization", "").partition(" ")
         is_open = path in OPEN_PATHS or self._site.is_open(path)
         is_page = self._site.owns(path) and not is_open
@@ -177,7 +177,7 @@ def _unknown(detail: str) -> Problem:
     return Problem(401, detail, headers={"WWW-Authenticate": "Bearer"})
 
 
-def _path(scope: Scope) -> str:
+def own_path(scope: Scope) -> str:
     """The path relative to where the application is mounted."""
     path, root = str(scope["path"]), str(scope.get("root_path", ""))
     return path[len(root) :] if root and path.startswith(root) else path

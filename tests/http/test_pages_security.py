@@ -365,7 +365,10 @@ def test_forms_of_others(api: httpx.Client, app: Celery, delayed: Delayed) -> No
         evil = {"origin": "https://evil.example"}
         assert visitor.client.post("/backlog/change", data=right, headers=evil).status_code == 403
         for path in ("/backlog/change", "/dead/change", "/backlog/preview"):
-            assert visitor.client.get(path, params=right).status_code == 405
+            answer = visitor.client.get(path, params=right)
+            assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+            assert "takes forms only" in Page(answer.text).text
+            assert "/backlog" in Page(answer.text).links()
         assert delayed.get("a") is not None
         visitor.post("/backlog/change", right)
     assert delayed.get("a") is None

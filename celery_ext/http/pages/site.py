@@ -129,8 +129,11 @@ class Site:
         return token.identity
 
     async def answer(self, problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-        visit = self._visit(Request(scope, receive))
-        await self._failed(visit, problem)(scope, receive, send)
+        await self.page_of(problem, Request(scope, receive))(scope, receive, send)
+
+    def page_of(self, problem: Problem, request: Request) -> Response:
+        """The page that shows a problem of a request."""
+        return self._failed(self._visit(request), problem)
 
     def _visit(self, request: Request) -> Visit:
         identity = request.scope.get("delayed.identity", ANYBODY)
@@ -236,6 +239,7 @@ _TITLES = {
     401: "Log in first",
     403: "This is not allowed",
     404: "Page not found",
+    405: "There is no page here",
     409: "Nothing was changed",
     422: "Invalid request",
     429: "Too many requests",
