@@ -109,6 +109,7 @@ def gates(open_shop: OpenShop) -> Visitor:
 def test_a_queue_whose_consumer_has_died(open_shop: OpenShop) -> None:
     app, client, visitor = open_shop()
     app.send_task("mail.send", queue="lost")
+    app.send_task("mail.send", queue="other", countdown=60)
     delayed = Delayed(app)
     delayed.store.deliver("lost", "gone:1:x", 1, 1, lease_ms=1_000_000)
     app.send_task("mail.send", queue="lost")
@@ -116,6 +117,12 @@ def test_a_queue_whose_consumer_has_died(open_shop: OpenShop) -> None:
     said = "lost has no consumer: 0 delayed, 1 ready."
     assert said in visitor.get("/consumers").text
     assert "/consumers?queue=lost" in visitor.get("/").links()
+    page = visitor.get("/consumers?queue=lost")
+    check(page, ["1 consumer holds 1 message", said, "/consumers"], ["other has no consumer"])
+    assert [each["data-live"] for each in page.all("div") if "data-live" in each] == [
+        "/live/consumers?queue=lost"
+    ]
+    assert "other has no consumer" in visitor.get("/consumers").text
 
 
 def test_overview(shop: tuple[Visitor, str]) -> None:
