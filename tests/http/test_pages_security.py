@@ -391,3 +391,22 @@ def test_what_is_told_of_it(
     assert any('"action": "cancel", "target": "a"' in line for line in told)
     for secret in (text.split("_", 2)[2], visitor.client.cookies.get(visitor.cookie) or "?", csrf):
         assert secret not in caplog.text
+
+
+def test_what_is_told_of_many(
+    visitor: Visitor, tokens: Tokens, app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where they went is told, too, and their number, as the end of many ids is cut off."""
+    caplog.set_level(logging.INFO, "celery_ext.http.audit")
+    ids = [f"{n:036}" for n in range(9)]
+    for id in ids:
+        app.send_task("till.charge", task_id=id, countdown=60)
+    visitor.log_in(tokens.create("till", ["admin"])[1])
+    csrf = visitor.csrf()
+    moved = {"verb": "move", "how": "later", "by": "1h"}
+    for given in ({"chosen": [chosen("celery", id) for id in ids]}, {"all": "1", "task": "till.*"}):
+        visitor.post("/backlog/change", {"csrf": csrf, **moved, **given})
+    told = [each.getMessage() for each in caplog.records if '"action": "move"' in each.getMessage()]
+    goal = "{'how': 'later', 'by': '1h'}"
+    assert f'"target": "9 tasks with {goal}: {ids[0]},{ids[1]}' in told[0]
+    assert f"\"target\": \"9 tasks with {{'task': 'till.*', {goal[1:]}\"" in told[1]

@@ -84,13 +84,19 @@ def among(form: Form, count: int) -> int:
     return max(count, int(shown) if len(shown) < 9 and shown.isdecimal() else 0)
 
 
-def audited(form: Form, what: str, given: Mapping[str, str], count: int) -> str:
-    """The selection of a form, as text for the audit log."""
-    return (
-        f"{count} {what} with {given}"
-        if form.one("all")
-        else ",".join(id for _, id in ticked(form))
-    )
+def audited(
+    form: Form, what: str, given: Mapping[str, str], goal: Mapping[str, str], count: int
+) -> str:
+    """The selection of a form, a search or ids, and its goal, as text for the audit log.
+
+    The log may cut off the end of many ids.
+    """
+    if form.one("all"):
+        return f"{count} {what} with { {**given, **goal} }"
+    ids = ",".join(id for _, id in ticked(form))
+    if count == 1 and not goal:
+        return ids
+    return f"{count} {what}{f' with {goal}' if goal else ''}: {ids}"
 
 
 def preview(

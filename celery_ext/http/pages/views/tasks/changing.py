@@ -36,6 +36,9 @@ SAMPLE_SIZE = 20
 
 VERBS = {"cancel": "Cancel", "move": "Move", "run-now": "Run now", "redirect": "Move"}
 
+#: The fields of a form that say where tasks go.
+GOALS = {"move": ["how", "by", "to"], "redirect": ["to_queue"]}
+
 
 @dataclass(frozen=True)
 class Target:
@@ -177,8 +180,8 @@ def apply(visit: Visit, form: Form) -> Response:
     choice, (back, given) = _choose(visit, form), _origin(form)
     count = len(choice.infos)
     visit.take(form)
-    facts = {**given, **form.given(["to_queue"])}
-    visit.note(verb, choosing.audited(form, "tasks", facts, count))
+    goal = form.given(GOALS.get(verb, []))
+    visit.note(verb, choosing.audited(form, "tasks", given, goal, count))
     changed = sum(on_delayed(*part) for part in choosing.parts(choice.delayed))
     for tasks in choice.ready.values():
         # The last tasks first, so that the places of the others do not change.

@@ -66,8 +66,8 @@ def apply(visit: Visit, form: Form) -> Response:
     count = sum(map(len, chosen.values()))
     visit.take(form)
     back, given = origin_of(form, "/dead", filter_of(form))
-    facts = {**given, **form.given(["at", "to_queue"])}
-    visit.note(f"dead-{verb}", choosing.audited(form, "dead letters", facts, count))
+    goal = form.given(["at", "to_queue"])
+    visit.note(f"dead-{verb}", choosing.audited(form, "dead letters", given, goal, count))
     changed = sum(change(*part) for part in choosing.parts(chosen))
     visit.service.cache.forget()
     if back == "/dead":
