@@ -155,6 +155,13 @@ def test_a_part_of_a_queue_is_paused(visitor: Visitor, delayed: Delayed) -> None
     assert "Nothing is paused" in resumed.text
 
 
+def test_a_queue_that_is_misspelt_is_not_paused(visitor: Visitor) -> None:
+    form = visitor.get("/policies").form("/policies/pause")
+    page = visitor.post(form.action, sent(form, verb="pause", queue="celry"), 404)
+    assert "there is no queue 'celry'" in page.text
+    assert "Page not found" not in page.text
+
+
 def test_declared_policies(visitor: Visitor, app: Celery, delayed: Delayed) -> None:
     app.conf.broker_transport_options = {
         "delayed_policies": {"celery": [Limit(concurrency=2, by="tenant")]}

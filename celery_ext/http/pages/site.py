@@ -238,7 +238,7 @@ def _is_linked_elsewhere(request: Request) -> bool:
 _TITLES = {
     401: "Log in first",
     403: "This is not allowed",
-    404: "Page not found",
+    404: "Not found",
     405: "There is no page here",
     409: "Nothing was changed",
     422: "Invalid request",
