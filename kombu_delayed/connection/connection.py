@@ -374,7 +374,7 @@ class ServerConnection:
 
     def _drop_closed(self) -> None:
         """Drop an idle connection that is closed or in doubt. Nothing was sent, so none fails."""
-        if doubts.has(self.pool, self._used_at) or self._was_closed():
+        if self._sock is None or doubts.has(self.pool, self._used_at) or self._was_closed():
             self._disconnect()
 
     def _was_closed(self) -> bool:

@@ -88,7 +88,7 @@ class NodePart(Part):
                 # Claim now, even before its time: the next token is sent only after a claim.
                 self.claims.sources[queue].token(0, monotonic())
             else:
-                self.claims.announce(queue)
+                self._announce(queue)
 
     def _broken(self, error: BaseException) -> float:
         at, since = super()._broken(error), self.retry.broken_since

@@ -35,6 +35,9 @@ BLOCKING_SECONDS = 0.1
 #: more.
 QUICK_RUNS, QUICK_AGAIN = 3, 50
 
+#: After other consumers could not be told of a queue, they are told of none for so long.
+SILENT_SECONDS = 1.0
+
 #: Before a message that was claimed longer ago is handed out, check whether its queue is paused.
 PAUSE_SECONDS = 1.0
 
@@ -54,6 +57,7 @@ class Part:
         self._compared_over = 0
         #: When to compare again, because a lost claim may arrive late.
         self.compare_at: tuple[float, ...] = ()
+        self._silent_until = -math.inf
 
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
@@ -73,7 +77,21 @@ class Part:
         claims.give_back_unbegun(queue)
         claims.buffer.take_out_of(queue)
         claims.let_go(queue)  # last: a signal handler may end this half way
-        claims.announce(queue)
+        self._announce(queue)
+
+    def _announce(self, queue: str) -> None:
+        """Let others claim from a queue, unless the server has just been out of reach.
+
+        Each try may take as long as the timeout of a socket, and a consumer that stops may have a
+        thousand queues.
+        """
+        if monotonic() < self._silent_until:
+            return
+        try:
+            self.claims.announce(queue)
+        except UNREACHABLE as error:
+            self._silent_until = monotonic() + SILENT_SECONDS
+            logger.info("Other consumers of queue %r will only notice by polling: %s", queue, error)
 
     def hold(self, queue: str) -> None:
         """Give back at once the messages of a queue that have not started."""
@@ -232,7 +250,7 @@ class Part:
             in_ms = at_ms - self.claims.clock.now_ms() if at_ms else 0
             self.claims.sources[queue].token(in_ms, monotonic())
         else:
-            self.claims.announce(queue)
+            self._announce(queue)
         return False
 
     def take_answers(self) -> bool:
@@ -258,7 +276,7 @@ class Part:
                 if not buffer.take_out(entry):
                     continue
                 self._qos.give_back(queue, [tag])
-                self.claims.announce(queue)
+                self._announce(queue)
                 continue
             no_ack = source.no_ack
             try:

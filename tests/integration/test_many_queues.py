@@ -21,6 +21,7 @@ from kombu_delayed.store.calls.scripts import script
 from kombu_delayed.store.claimable import ANSWER_BYTES
 from kombu_delayed.store.store import Entry, Store
 from kombu_delayed.transport.channel.channel import Channel
+from tests.kit.servers import Server
 
 COUNT = 300
 QUEUES = [f"q{n:03}" for n in range(COUNT)]
@@ -386,3 +387,16 @@ def test_an_expiring_queue_is_kept_after_a_broken_connection(
     monkeypatch.setattr(many.channel.store, "deliver", broken)
     many.settle()
     assert many.consumer.parts[0].claims.agenda.kept.first_at < math.inf
+
+
+def test_a_consumer_stops_soon_while_the_server_gives_no_answer(
+    own_server: Server, round_trips: RoundTrips
+) -> None:
+    """Each try takes as long as the timeout of a socket, and a worker that stops makes many."""
+    options = {"socket_timeout": 1}
+    with Connection(f"delayed+{own_server.url}", transport_options=options) as connection:
+        channel = connection.channel()
+        for queue in QUEUES[:20]:
+            channel.basic_consume(queue, False, print, queue)
+        with own_server.standing_still():
+            assert round_trips.of(channel.retire) == 1

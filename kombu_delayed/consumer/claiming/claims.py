@@ -86,15 +86,12 @@ class Claims:
 
     def announce(self, queue: str) -> None:
         """Let others claim from a queue whose token this consumer took and does not follow."""
-        try:
-            if queue in self.unsure:  # only this one: the pending claim may answer for others
-                self.pending.clear()
-                consumer, seen_tag = self._session.lease.consumer, self.unsure[queue]
-                self._recovered(queue, self._store.leases.recover(queue, consumer, seen_tag))
-            self._qos.outbox.flush(self._store, self._session.lease)
-            self._store.claimable.announce_soon(queue)
-        except UNREACHABLE as error:
-            logger.info("Other consumers of queue %r will only notice by polling: %s", queue, error)
+        if queue in self.unsure:  # only this one: the pending claim may answer for others
+            self.pending.clear()
+            consumer, seen_tag = self._session.lease.consumer, self.unsure[queue]
+            self._recovered(queue, self._store.leases.recover(queue, consumer, seen_tag))
+        self._qos.outbox.flush(self._store, self._session.lease)
+        self._store.claimable.announce_soon(queue)
 
     def take_back(self) -> list[Unbegun]:
         """Give up the claimed messages that were not handed out yet. Safe from any thread."""
