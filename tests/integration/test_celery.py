@@ -227,6 +227,16 @@ def test_a_task_that_is_acked_fails_if_its_retry_cannot_be_sent(threads: Bench) 
         threads.send("retry_unsent_early").get(timeout=60)
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_task_that_runs_out_of_memory_has_failed(pool: str, tmp_path: Path) -> None:
+    """Celery alone does not ack it: it would stop each worker with processes, one after another."""
+    with bench_of(pool, tmp_path) as bench, bench.client() as client:
+        with pytest.raises(MemoryError):
+            bench.send("out_of_memory").get(timeout=60)
+        wait_until(lambda: not client.keys("{celery}:unacked:*"), "the worker keeps nothing")
+        assert not client.exists("celery", "{celery}:dead")
+
+
 def test_a_task_sends_a_task(bench: Bench) -> None:
     bench.send("send_from_task", "child-1", 0.2).get(timeout=60)
     bench.ledger.wait_for_all(["child-1"])

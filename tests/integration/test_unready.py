@@ -317,17 +317,23 @@ def test_a_sender_binds_a_queue_that_a_full_server_has_refused(own_server: Serve
         assert [queue.get(no_ack=True).payload for queue in queues] == ["taken", "taken"]
 
 
+@pytest.mark.parametrize("pool", ["threads", "solo", "prefork"])
+@pytest.mark.parametrize("stores_results", [False, True])
 def test_a_retry_that_a_full_server_refuses_is_a_dead_letter(
-    own_server: Server, ledger: Ledger, tmp_path: Path
+    own_server: Server, ledger: Ledger, tmp_path: Path, pool: str, stores_results: bool
 ) -> None:
+    """This is so even if the same server refuses the result of the task."""
     config = {"task_acks_late": True}
-    setup = Settings(f"delayed+{own_server.url}", None, {}, str(ledger.path), config)
+    results = own_server.url if stores_results else None
+    setup = Settings(f"delayed+{own_server.url}", results, {}, str(ledger.path), config)
     app = make_app(setup)
     id = app.send_task("retry", (0.1,), countdown=0.1).id
-    worker = Worker(setup, tmp_path, pool="threads")
+    worker = Worker(setup, tmp_path, pool=pool)
     with full(own_server), worker, own_server.client() as client:
         wait_until(lambda: client.zcard("{celery}:dead") == 1, "it is a dead letter")
+        assert not client.keys("{celery}:unacked:*")
     assert ledger.runs() == {id: 1}
+    assert "Unrecoverable error" not in worker.log
 
 
 def test_a_batch_on_a_full_server(own_server: Server) -> None:

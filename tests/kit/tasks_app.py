@@ -176,6 +176,12 @@ def fill_memory(self: Any, mebibytes: int) -> None:
     write_down(self)
 
 
+@task(bind=True, acks_late=True)
+def out_of_memory(self: Any) -> None:
+    write_down(self)
+    raise MemoryError
+
+
 @task(bind=True, max_retries=5)
 def retry(self: Any, countdown: float, times: int = 1) -> str | None:
     write_down(self)

@@ -22,15 +22,15 @@ from celery.utils.log import get_logger
 from celery.worker import state
 from celery.worker.request import Request as CeleryRequest
 from celery.worker.state import task_ready
-from kombu.exceptions import OperationalError
 
-from kombu_delayed.errors import LeaseLost, NotReplicated, ServerFull
+from kombu_delayed.errors import LeaseLost
 
 from ...app import recorder
 from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
 from ...policies.steps import CANNOT_END
 from ...tasks.failures import BURIED, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
+from .settling import is_out_of_reach, settle
 from .unique_hold import UniqueHold
 
 logger = get_logger(__name__)
@@ -236,7 +236,7 @@ class Request(CeleryRequest):
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
         if isinstance(error, Reject) and hasattr(self.message.channel, "handed_out"):
-            if not self.acknowledged and _is_out_of_reach(error.reason):
+            if not self.acknowledged and is_out_of_reach(error.reason):
                 error.requeue = True
             if error.reason and not error.requeue:
                 self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
@@ -247,6 +247,12 @@ class Request(CeleryRequest):
             return None
         try:
             return super().on_failure(exc_info, *args, **kwargs)
+        except Exception as failed:
+            if not self._already_cancelled:
+                settle(self, error, self._returns(error))
+            if not isinstance(error, Reject):
+                raise
+            logger.error("The result of task %s[%s] is not stored: %r", self.name, self.id, failed)
         finally:
             if not (self._already_cancelled or isinstance(error, Terminated)):
                 self._has_failed(error, exc_info.traceback)
@@ -333,12 +339,6 @@ def _raised(error: Exception) -> ExceptionInfo:
         raise error
     except Exception:
         return ExceptionInfo()
-
-
-def _is_out_of_reach(reason: Any) -> bool:
-    # A retry that the master already has is stored once, even if it is sent again.
-    out_of_reach = isinstance(reason, (OperationalError, NotReplicated))
-    return out_of_reach and not isinstance(reason, ServerFull)
 
 
 class PooledRequest(Request):
