@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from celery import bootsteps
+from celery.concurrency.prefork import TaskPool as Processes
 from celery.signals import task_received, worker_shutting_down
 from celery.utils.log import get_logger
 
@@ -20,6 +21,7 @@ from kombu_delayed.transport.transport import Transport
 from ..app import recorder
 from ..app.outcome_options import OutcomeOptions
 from ..app.signals import task_late
+from .requests.settling import report_errors
 from .shutdown.cold_shutdown import cancel_greenlets_later
 from .shutdown.draining import Draining, await_threads, is_of_message
 
@@ -145,6 +147,8 @@ class OwnRequests(bootsteps.Step):
         super().__init__(parent, **kwargs)
         if getattr(parent.controller, "semaphore", None) is not None:
             Turns(parent.controller)
+        if not isinstance(parent.pool, Processes):
+            report_errors(parent.pool)
         # Tasks wait inside pools of threads and greenlets: the ones that a signal must not stop.
         own = REQUEST if parent.pool.signal_safe else POOLED_REQUEST
         for task in parent.app.tasks.values():

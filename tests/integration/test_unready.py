@@ -336,6 +336,23 @@ def test_a_retry_that_a_full_server_refuses_is_a_dead_letter(
     assert "Unrecoverable error" not in worker.log
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
+def test_tasks_whose_results_a_full_server_refuses_are_acked(
+    own_server: Server, ledger: Ledger, tmp_path: Path, pool: str
+) -> None:
+    """There are more of them than the prefetch limit."""
+    setup = Settings(f"delayed+{own_server.url}", own_server.url, {}, str(ledger.path))
+    app = make_app(setup)
+    ids = [app.send_task("late").id for _ in range(6)]
+    worker = Worker(setup, tmp_path, pool=pool)
+    with full(own_server), worker, own_server.client() as client:
+        ledger.wait_for_all(ids)
+        wait_until(lambda: not client.keys("{celery}:unacked:*"), "the worker keeps none")
+        assert worker.running
+    starts_and_ends = 2
+    assert ledger.runs() == dict.fromkeys(ids, starts_and_ends)
+
+
 def test_a_batch_on_a_full_server(own_server: Server) -> None:
     with Connection(f"delayed+{own_server.url}") as connection:
         MAIL(connection).declare()

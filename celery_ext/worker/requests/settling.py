@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from celery.exceptions import Reject
+from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
 from kombu_delayed.errors import NotReplicated, ServerFull
+
+logger = get_logger(__name__)
 
 
 def settle(request: Any, error: BaseException, returns: bool) -> None:
@@ -29,6 +34,29 @@ def settle(request: Any, error: BaseException, returns: bool) -> None:
         request.acknowledge()
     else:
         request.reject()
+
+
+def report_errors(pool: Any) -> None:
+    """Let a pool of threads or greenlets, or of one thread, report every error as a failed task.
+
+    Celery raises one if it can store neither the result of a task nor its failure. Such a pool
+    tells nobody, so the message would stay with the worker, and the solo pool would end the worker.
+    A process reports it itself.
+    """
+    apply = pool.on_apply
+
+    def on_apply(target: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def result_or_error(*given: Any, **named: Any) -> Any:
+            try:
+                return target(*given, **named)
+            except Exception as error:
+                if not isinstance(error, Reject):
+                    logger.exception("Task handler raised error: %r", error)
+                return True, ExceptionInfo(), None
+
+        return apply(result_or_error, *args, **options)
+
+    vars(pool)["on_apply"] = on_apply
 
 
 def is_out_of_reach(reason: Any) -> bool:
