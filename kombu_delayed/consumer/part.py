@@ -35,7 +35,7 @@ BLOCKING_SECONDS = 0.1
 #: more.
 QUICK_RUNS, QUICK_AGAIN = 3, 50
 
-#: After other consumers could not be told of a queue, they are told of none for so long.
+#: After a failed attempt to wake other consumers, no other is made for this long.
 SILENT_SECONDS = 1.0
 
 #: Before a message that was claimed longer ago is handed out, check whether its queue is paused.

@@ -1,4 +1,4 @@
-"""What happens to the message of a task that has failed."""
+"""Acks or rejects messages of tasks that Celery or a pool did not handle to the end."""
 
 from __future__ import annotations
 
