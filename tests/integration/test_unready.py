@@ -353,6 +353,23 @@ def test_tasks_whose_results_a_full_server_refuses_are_acked(
     assert ledger.runs() == dict.fromkeys(ids, starts_and_ends)
 
 
+@pytest.mark.parametrize("pool", ["prefork", "gevent", "solo"])
+def test_an_expired_task_whose_result_a_full_server_refuses_ends_no_worker(
+    own_server: Server, ledger: Ledger, tmp_path: Path, pool: str
+) -> None:
+    setup = Settings(f"delayed+{own_server.url}", own_server.url, {}, str(ledger.path))
+    app = make_app(setup)
+    app.send_task("record", countdown=0.2, expires=0.1)
+    later = app.send_task("record", countdown=0.3).id
+    worker = Worker(setup, tmp_path, pool=pool)
+    with full(own_server), worker, own_server.client() as client:
+        ledger.wait_for_all([later])
+        wait_until(lambda: not client.keys("{celery}:unacked:*"), "the worker keeps none")
+        assert not client.exists("celery")
+        assert worker.running
+    assert ledger.runs() == {later: 1}
+
+
 def test_a_batch_on_a_full_server(own_server: Server) -> None:
     with Connection(f"delayed+{own_server.url}") as connection:
         MAIL(connection).declare()

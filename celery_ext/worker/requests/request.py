@@ -30,7 +30,7 @@ from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
 from ...policies.steps import CANNOT_END
 from ...tasks.failures import BURIED, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
-from .settling import is_out_of_reach, settle
+from .settling import is_out_of_reach, settle, settle_revoked
 from .unique_hold import UniqueHold
 
 logger = get_logger(__name__)
@@ -174,7 +174,10 @@ class Request(CeleryRequest):
             super().reject(requeue)
 
     def _announce_revoked(self, reason: str, *args: Any) -> None:
-        super()._announce_revoked(reason, *args)
+        try:
+            super()._announce_revoked(reason, *args)
+        except Exception as error:
+            settle_revoked(self, error, *args)
         self.ended("x", {"why": reason})
         if self.hold is not None:
             self.hold.ended()

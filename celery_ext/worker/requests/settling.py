@@ -7,6 +7,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import Reject
+from celery.signals import task_revoked
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
@@ -34,6 +35,20 @@ def settle(request: Any, error: BaseException, returns: bool) -> None:
         request.acknowledge()
     else:
         request.reject()
+
+
+def settle_revoked(
+    request: Any, error: Exception, terminated: bool, signum: Any, expired: bool
+) -> None:
+    """Ack the message of a revoked or expired task if Celery cannot store its result.
+
+    The error would end the worker, and the message would return and end the next one.
+    """
+    logger.error("The result of task %s[%s] is not stored: %r", request.name, request.id, error)
+    request.acknowledge()
+    request._already_revoked = True
+    facts = {"terminated": terminated, "signum": signum, "expired": expired}
+    task_revoked.send(request.task, request=request._context, **facts)
 
 
 def report_errors(pool: Any) -> None:
