@@ -21,7 +21,8 @@ _PART = re.compile(rf"({_NUMBER})({_UNIT})\s*")
 
 _LENGTH = re.compile(rf"([+-]?)(?:({_NUMBER})|(?:{_NUMBER}(?:{_UNIT})\s*)+)")
 
-_RATE = re.compile(rf"({_NUMBER})([kM]?)(?:/({_NUMBER})?({_UNIT}))?")
+# Very small and very large numbers are written with an exponent, as in `1e-05/s`.
+_RATE = re.compile(rf"({_NUMBER}(?:e[+-]?\d+)?)([kM]?)(?:/({_NUMBER})?({_UNIT}))?")
 
 _SIZE = re.compile(rf"({_NUMBER}) ?(?:([kKMGT])(i?)B?|B)?")
 

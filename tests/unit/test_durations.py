@@ -16,6 +16,7 @@ from celery_ext.errors import QueryError
 from celery_ext.http.api.fields import span_of
 from celery_ext.http.api.task_models import NewTask
 from celery_ext.policies import Limit, PolicyError, Timeout
+from celery_ext.policies.written import restored, written
 from celery_ext.tasks.times import length_ms
 from kombu_delayed.message.durations import (
     exact_text,
@@ -138,6 +139,13 @@ def test_too_long_a_length_says_so(given: Any) -> None:
 def test_how_rates_show(given: str, text: str) -> None:
     assert str(parse_rate(given)) == Limit(rate=given).rate == text
     assert repr(given) in repr(Limit(rate=given))  # other versions find a queue's limits by this
+
+
+@pytest.mark.parametrize("given", ["0.00001/s", "3/d", "1234567.5/s", "1000000000M/s"])
+def test_a_rate_that_a_worker_has_declared_can_be_read(given: str) -> None:
+    declared = written(Limit(rate=given))
+    assert written(restored(declared)) == declared
+    assert parse_rate(str(parse_rate(given))) == parse_rate(given)
 
 
 def test_the_time_between_two_is_exact() -> None:
