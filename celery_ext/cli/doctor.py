@@ -97,7 +97,8 @@ def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> 
 def _table(findings: list[Finding], what: str) -> Any:
     made = table("queue", "", what, "such as")
     made.columns[1].justify = "right"
-    made.columns[2].no_wrap = False
+    for column in made.columns[2:]:
+        column.no_wrap, column.overflow = False, "fold"
     if any(each.fixed for each in findings):
         made.add_column("repair", no_wrap=True, style="green")
     for each in findings:

@@ -17,7 +17,7 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kombu_delayed.message.durations import length_text
@@ -41,6 +41,15 @@ STATE_STYLES = {
 
 #: The width of a terminal from which on tables have all columns.
 WIDE = 100
+
+#: The columns of tables whose text may wrap or be cut, and the width that one needs at least.
+FLEXIBLE = frozenset(
+    {
+        *("by", "consumer", "limit", "name", "of", "paused", "policies", "queue", "queues"),
+        *("reason", "scopes", "task", "tenants", "why"),
+    }
+)
+FLEXIBLE_WIDTH = 12
 
 #: The states in which a task can be cancelled and moved.
 MOVABLE = ("delayed", "waiting")
@@ -103,8 +112,8 @@ def one_line(text: Text) -> Text:
 
 
 def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) -> Table:
-    """An empty table with these headings. Only tasks, reasons and queues wrap."""
-    made = Table(
+    """An empty table with these headings. Only the columns in FLEXIBLE wrap."""
+    made = _Fitting(
         box=box.SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 1, 0, 0),
@@ -113,12 +122,44 @@ def table(*columns: str, numbers: Iterable[str] = (), title: str | None = None) 
         title_style="bold",
     )
     for column in columns:
-        overflow: OverflowMethod = "fold" if column == "queue" else "ellipsis"
-        wraps = column in ("task", "reason", "queue")
-        made.add_column(column, no_wrap=not wraps, overflow=overflow)
+        overflow: OverflowMethod = "fold" if column in FLEXIBLE else "ellipsis"
+        made.add_column(column, no_wrap=column not in FLEXIBLE, overflow=overflow)
     for column in numbers:
         made.add_column(column, justify="right", no_wrap=True)
     return made
+
+
+class _Fitting(Table):
+    """A table that shows the cells of a row below each other if the terminal is too narrow."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Rich calls this with the width that it has."""
+        if self._least_width(console, options) <= options.max_width:
+            yield from super().__rich_console__(console, options)
+            return
+        if self.title:
+            yield Text(str(self.title), "bold")
+        yield self._below_each_other()
+
+    def _least_width(self, console: Console, options: ConsoleOptions) -> int:
+        wide = options.update(max_width=1_000)
+
+        def width(column: Column) -> int:
+            cells = (column.header, *column.cells)
+            longest = max(console.measure(cell, options=wide).maximum for cell in cells)
+            return longest if column.no_wrap else min(longest, FLEXIBLE_WIDTH)
+
+        return sum(1 + width(column) for column in self.columns)
+
+    def _below_each_other(self) -> Table:
+        made = facts_table()
+        for row in zip(*(column.cells for column in self.columns), strict=True):
+            if made.row_count:
+                made.add_row("", "")
+            for column, cell in zip(self.columns, row, strict=True):
+                if str(cell):
+                    made.add_row(column.header, cell)
+        return made
 
 
 def facts_table() -> Table:

@@ -20,7 +20,8 @@ from celery_ext import Delayed
 from celery_ext.cli import COMMANDS, delayed
 from celery_ext.cli.times import TIME
 from celery_ext.control.backup.transfer import backup
-from tests.kit.cli import HOUR, Cli
+from tests.kit.cli import HOUR, Cli, run
+from tests.kit.outcomes import FAILED, note
 from tests.kit.servers import Server, free_port
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.workers import ROOT
@@ -79,6 +80,28 @@ def test_names_of_queues_change_no_terminal(words: str, empty: Cli) -> None:
 
 def test_names_in_brackets_are_no_markup(empty: Cli) -> None:
     assert "There is no queue '[/b]'" in empty("list", "-Q", "[/b]").stderr
+
+
+def test_a_narrow_terminal_shows_all_columns_of_wide_tables(empty: Cli) -> None:
+    id, queue = "e3a87fc1-86eb-4280-8977-3d03e849ae6a", "billing-reminders"
+    note(empty.backlog, id, [*FAILED[:3], {"error": "KeyError", "message": "no"}], queue=queue)
+    lines = run(empty.app, "failed", columns=80).stdout.splitlines()
+    shown = {line.split()[0]: line.split()[-1] for line in lines if line.strip()}
+    expected = {"queue": queue, "task": "mail", "reason": "no", "id": id}
+    assert shown == {**shown, **expected}
+    empty.text("token", "create", "shop", "--scope", "read", "--tenant", "acme", "--expires", "90d")
+    (token,) = empty.json("token", "list")
+    assert token["id"] in run(empty.app, "token", "list", columns=80).stdout.split()
+
+
+def test_long_texts_wrap_on_a_narrow_terminal(empty: Cli) -> None:
+    """So that no other column disappears."""
+    why = "the provider is down until Monday, says their ticket 4711"
+    empty.text("pause", "celery", "--for", "2h", "--why", why)
+    for words in ("pause", "doctor"):
+        text = run(empty.app, words, columns=80).stdout
+        assert {"celery", *why.split()} <= {*text.split()}
+        assert "…" not in text
 
 
 def test_an_output_that_is_not_utf_8(cli: Cli) -> None:
