@@ -11,7 +11,7 @@ from kombu_delayed.store.store import Store
 from ..app.broker import Broker
 from ..app.queues import Queues
 from ..tasks.dead_task import DeadTask
-from ..tasks.query import ids_of
+from ..tasks.query import check_text, ids_of
 from ..tasks.times import to_ms
 
 
@@ -34,6 +34,7 @@ class Dead:
         self._queues = queues
 
     def _each(self, queue: str | None) -> Iterator[DeadLetters]:
+        check_text("queue", queue)
         for name in [queue] if queue else self._queues.queues():
             yield _Letters(self._queues, name)
 
@@ -59,7 +60,7 @@ class Dead:
     ) -> int:
         """Replay some or all dead letters, now or at a time. Returns their number.
 
-        Raises QueryError if `at` is not a time.
+        Raises QueryError if `at` is not a time, or `queue` is empty.
         """
         if at is not None:
             to_ms("at", at)
@@ -67,6 +68,6 @@ class Dead:
         return sum(letters.replay(given, at) for letters in self._each(queue))
 
     def purge(self, ids: Iterable[str] | None = None, queue: str | None = None) -> int:
-        """Delete some or all dead letters. Returns their number."""
+        """Delete some or all dead letters. Returns their number. Raises QueryError as `replay`."""
         given = None if ids is None else ids_of(ids)
         return sum(letters.purge(given) for letters in self._each(queue))

@@ -54,7 +54,7 @@ class Query:
 
     def __post_init__(self) -> None:
         for name in ("task", "queue", "tenant", "group_id", "root_id"):
-            self._check_text(name, getattr(self, name))
+            check_text(name, getattr(self, name))
         if self.state not in (None, *STATES):
             raise QueryError(f"state={self.state!r} is not one of {', '.join(STATES)}")
         if not isinstance(self.header, Mapping):
@@ -66,11 +66,6 @@ class Query:
                 f"due_after={self.due_after!r} is later than due_before={self.due_before!r}: no "
                 "task can match"
             )
-
-    def _check_text(self, name: str, value: Any) -> None:
-        # An empty variable must not select all tasks.
-        if value is not None and not (isinstance(value, str) and value):
-            raise QueryError(f"{name}={value!r} is not text: to select all, leave it out")
 
     @property
     def is_empty(self) -> bool:
@@ -126,6 +121,12 @@ class Query:
             return True
         arguments = info.arguments
         return arguments is not None and all(each.is_true(arguments) for each in self._conditions)
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raises QueryError for a criterion that is not text: an empty variable must not select all."""
+    if value is not None and not (isinstance(value, str) and value):
+        raise QueryError(f"{name}={value!r} is not text: to select all, leave it out")
 
 
 def query_of(query: Query | None, criteria: Mapping[str, Any]) -> Query:

@@ -474,6 +474,16 @@ def test_what_is_not_a_query(wrong: Any, delayed: Delayed) -> None:
             call()
 
 
+def test_an_empty_name_does_not_mean_all_queues(app: Celery, delayed: Delayed) -> None:
+    """Such as of a variable that is not set."""
+    send(app, "dead", -1)
+    bury(delayed.store, "dead")
+    for verb in (delayed.dead.replay, delayed.dead.purge, delayed.policies.apply):
+        with pytest.raises(QueryError, match="queue='' is not text: to select all, leave it out"):
+            verb(queue="")
+    assert delayed.counts("celery")["celery"].dead == 1
+
+
 @pytest.mark.parametrize("wrong", [None, 5, ["a"], AsyncResult("a")])
 def test_what_is_not_an_id(wrong: Any, delayed: Delayed) -> None:
     calls = [
