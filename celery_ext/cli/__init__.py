@@ -65,7 +65,8 @@ class LazyGroup(DYMGroup):
 def delayed(ctx: click.Context, **preload_options: Any) -> None:
     """Show and change delayed tasks; no worker needs to run.
 
-    Times are ISO 8601 (UTC without a zone) or relative to now: 90s, +2h, 3d, 1h30m, -15m.
+    Times are ISO 8601 (UTC without a zone) or relative to now: 90s, +2h, 3d, 1h30m, -15m. All
+    output is in UTC.
 
     Exit codes: 0 done; 1 nothing found, no longer delayed, or an error; 2 wrong usage.
     """

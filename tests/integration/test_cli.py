@@ -139,7 +139,7 @@ def test_count(cli: Cli) -> None:
         ("partitions -n 1 -Q celery", ["celery: the first 1 of"], len, 1),
         (
             "forecast --hours 4 --buckets 8",
-            ["144 tasks delayed: 0 overdue, 143 in the chart, 1 later.", "█"],
+            ["144 tasks delayed: 0 overdue, 143 in the chart, 1 later. Times are in UTC.", "█"],
             lambda found: [each["seconds"] for each in found["buckets"]],
             [1800] * 8,
         ),

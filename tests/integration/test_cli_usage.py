@@ -94,6 +94,12 @@ def test_a_narrow_terminal_shows_all_columns_of_wide_tables(empty: Cli) -> None:
     assert token["id"] in run(empty.app, "token", "list", columns=80).stdout.split()
 
 
+def test_times_have_a_zone(empty: Cli) -> None:
+    note(empty.backlog, "a", FAILED)
+    for words in (["history", "a"], ["forecast"], ["events", "--help"]):
+        assert "in UTC." in empty.text(*words)
+
+
 def test_long_texts_wrap_on_a_narrow_terminal(empty: Cli) -> None:
     """So that no other column disappears."""
     why = "the provider is down until Monday, says their ticket 4711"

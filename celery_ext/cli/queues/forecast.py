@@ -42,7 +42,7 @@ def forecast(session: Session, hours: float, buckets: int, queue: str | None) ->
     session.print(
         f"{tasks_word(found.total)} delayed: {number(found.overdue)} overdue, "
         f"{number(sum(each.count for each in found.buckets))} in the chart, "
-        f"{number(found.later)} later."
+        f"{number(found.later)} later. Times are in UTC."
     )
 
 

@@ -91,7 +91,7 @@ def show(session: Session, id: str, queue: str | None) -> None:
         if name != "failures" and value not in (None, "", 0):
             made.add_row(name.replace("_", " "), plain(value))
     for failure in letter.failures:
-        where = f"{moment(failure.at)} on {failure.worker}: {failure.error}"
+        where = f"{moment(failure.at)} UTC on {failure.worker}: {failure.error}"
         made.add_row(f"attempt {failure.attempt}", plain(where, style="red"))
         for line in failure.traceback.splitlines():
             made.add_row("", plain(line, style="dim"))

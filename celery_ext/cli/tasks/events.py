@@ -47,7 +47,7 @@ STYLES = {
 def events(
     session: Session, queue: str | None, task_id: str | None, limit: int, follow: bool
 ) -> None:
-    """Show lifecycle events of messages, the newest last.
+    """Show lifecycle events of messages, the newest last. Times are in UTC.
 
     The transport option delayed_events sets how many each queue keeps.
     With --json, each event is one line.

@@ -74,6 +74,7 @@ def history(session: Session, id: str, queue: str | None) -> None:
             plain(found.task or "(no task)", "bold"),
             plain(f" {found.id} in {found.queue} is "),
             (found.state, STYLES.get(found.state, "")),
+            (". Times are in UTC.", "dim"),
         )
     )
     for step in found.steps:
