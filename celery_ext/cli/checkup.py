@@ -212,7 +212,7 @@ def _queues(delayed: Delayed, queue: str | None) -> Iterator[Check]:
     yield _workers(metrics, consumers, alone)
     yield from _shards(by_shard)
     yield _on_time(metrics, alone)
-    yield from _policies(delayed, metrics, consumers)
+    yield from _policies(delayed, metrics, consumers, is_of_all=queue is None)
     if parts := [each for each in delayed.pauses(queue) if each.task or each.tenant]:
         yield Check("pauses", _some([*map(_paused_part, parts)], shown=str))
 
@@ -252,7 +252,7 @@ def _on_time(metrics: dict[str, Metrics], alone: list[str]) -> Check:
 
 
 def _policies(
-    delayed: Delayed, metrics: dict[str, Metrics], consumers: list[ConsumerInfo]
+    delayed: Delayed, metrics: dict[str, Metrics], consumers: list[ConsumerInfo], is_of_all: bool
 ) -> Iterator[Check]:
     consumed = {each.queue for each in consumers}
     strange = delayed.policies.strange([*metrics])
@@ -271,7 +271,7 @@ def _policies(
             "see `celery delayed policies`; start a worker of this app, or run "
             "`celery delayed apply-policies`",
         )
-    elif unused := sorted(_declared(delayed) - {ALL_QUEUES, *metrics}):
+    elif is_of_all and (unused := sorted(_declared(delayed) - {ALL_QUEUES, *metrics})):
         yield Check(
             "policies",
             f"delayed_policies names {_some(unused)}, which no program has used yet",

@@ -117,6 +117,14 @@ def test_doctor_finds_policies_of_a_queue_that_nobody_uses(cli: Cli) -> None:
     assert checks["policies"]["remedy"] == "correct the name, or send a first task there"
 
 
+def test_doctor_of_one_queue_judges_no_other(cli: Cli) -> None:
+    """Not even a queue in use, of which it has read nothing."""
+    options = {"delayed_policies": {"celery": [], "mail": []}}
+    cli.app.conf.broker_transport_options = {**cli.app.conf.broker_transport_options, **options}
+    checks = cli.json("doctor", "-Q", "celery", code=1)["checks"]
+    assert "mail" not in json.dumps(checks)
+
+
 def test_shards_without_a_worker(cli: Cli) -> None:
     """A queue with limits of its own, which another program has spread."""
     spread = {"delayed_shards": {"mail": 3}}
