@@ -54,6 +54,7 @@ from tests.kit.workers import ROOT
         ("list --limit 9223372036854775808", "is not in the range"),
         ("reschedule -t a --spread=-5m", "is not a length of time from 1ms to 3660d"),
         ("backup ", "FILE is empty"),
+        ("apply-policies -y -Q clery", "there is no queue 'clery': did you mean 'celery'"),
         ("doctor -Q clery", "there is no queue 'clery': did you mean 'celery'"),
     ],
 )

@@ -478,9 +478,11 @@ def test_an_empty_name_does_not_mean_all_queues(app: Celery, delayed: Delayed) -
     """Such as of a variable that is not set."""
     send(app, "dead", -1)
     bury(delayed.store, "dead")
-    for verb in (delayed.dead.replay, delayed.dead.purge, delayed.policies.apply):
+    for verb in (delayed.dead.replay, delayed.dead.purge):
         with pytest.raises(QueryError, match="queue='' is not text: to select all, leave it out"):
             verb(queue="")
+    with pytest.raises(QueryError, match="there is no queue ''"):
+        delayed.policies.apply("")
     assert delayed.counts("celery")["celery"].dead == 1
 
 

@@ -22,7 +22,7 @@ def policies(session: Session, queue: str | None) -> None:
     _show(session, session.delayed.policies(queue))
 
 
-@command("apply-policies")
+@command("apply-policies", doubts_queue=False)
 @queue_option
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before policies are removed.")
 def apply_policies(session: Session, queue: str | None, yes: bool) -> None:

@@ -24,7 +24,6 @@ from kombu_delayed.store.policies.declared import (
 )
 
 from ...app.queues import Queues
-from ...tasks.query import check_text
 from ...tasks.times import from_ms
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Policies:
 
         The app's queues are `task_queues` and those in `delayed_policies`. Policies that the app
         does not name are removed, whereas workers only add policies or replace them. Raises
-        QueryError for an empty name.
+        QueryError for a queue that neither the app nor the broker knows.
         """
         names = self._names(queue)
         for name in names:
@@ -115,7 +114,8 @@ class Policies:
         return found
 
     def _names(self, queue: str | None) -> list[str]:
-        check_text("queue", queue)
+        if queue is not None:
+            self._queues.check_queue(queue)
         own = self._queues.app.amqp.queues
         named = sorted(self._queues.named)
         lasting = [name for name in named if name not in own or not _is_temporary(own[name])]
