@@ -242,13 +242,19 @@ def _shards(by_shard: dict[str, list[Metrics]]) -> Iterator[Check]:
 
 
 def _on_time(metrics: dict[str, Metrics], alone: list[str]) -> Check:
-    late = {name: each.oldest_due_seconds for name, each in metrics.items() if not each.paused}
-    name, seconds = max(late.items(), key=lambda each: each[1], default=("", 0.0))
-    if seconds <= LATE_SECONDS:
+    """The latest queue with a worker, or else the latest one without."""
+    late = {
+        name: each.oldest_due_seconds
+        for name, each in metrics.items()
+        if not each.paused and each.oldest_due_seconds > LATE_SECONDS
+    }
+    if not late:
         return Check("on time", "no due task has waited for long")
-    text = f"the oldest task that is due has waited for {length_text(seconds)}, in {name}"
-    remedy = "start more workers, or see Troubleshooting, Tasks run late"
-    return Check("on time", text, "" if name in alone else remedy)
+    name = max(late, key=lambda name: (name not in alone, late[name]))
+    text = f"the oldest task that is due has waited for {length_text(late[name])}, in {name}"
+    if name in alone:
+        return Check("on time", text, "start a worker for this queue")
+    return Check("on time", text, "start more workers, or see Troubleshooting, Tasks run late")
 
 
 def _policies(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +17,7 @@ from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.store.store import Entry
 from tests.kit.cli import HOUR, Cli, run
 from tests.kit.servers import Server, free_port
-from tests.kit.state import entry
+from tests.kit.state import entry, message
 
 
 def test_doctor(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +106,23 @@ def test_doctor_knows_which_versions_were_tested(cli: Cli, monkeypatch: pytest.M
     monkeypatch.setitem(checkup.NEWEST, "kombu", (5, 4))
     (versions, *_) = cli.json("doctor", code=1)["checks"]
     assert versions["remedy"].startswith("Kombu is newer than 5.4, the last one tested: ")
+
+
+def test_doctor_sees_late_tasks_beside_a_queue_without_a_worker(cli: Cli) -> None:
+    def on_time() -> tuple[str, str]:
+        checks = {each["name"]: each for each in cli.json("doctor", code=1)["checks"]}
+        return checks["on time"]["text"].rpartition(" ")[2], checks["on time"]["remedy"]
+
+    def wait(queue: str, hours: int) -> None:
+        due_ms = int(time.time() * 1000) - hours * HOUR * 1000
+        text = message("late").replace("{", f'{{"due_ms":{due_ms},', 1)
+        cli.backlog.store.publish(queue, [entry("late")._replace(message=text)])
+
+    cli.backlog.store.deliver("celery", "w@1:7:abc-30000", 0, 1, lease_ms=30_000)
+    wait("mail", hours=2)
+    assert on_time() == ("mail", "start a worker for this queue")
+    wait("celery", hours=1)
+    assert on_time() == ("celery", "start more workers, or see Troubleshooting, Tasks run late")
 
 
 def test_doctor_finds_policies_of_a_queue_that_nobody_uses(cli: Cli) -> None:
