@@ -62,9 +62,12 @@ class Query:
         if self.where is not None:
             conditions(self.where)
         if self.due_after_ms > self.due_before_ms:
+            after, before = (
+                each.isoformat(timespec="seconds") if isinstance(each, datetime) else each
+                for each in (self.due_after, self.due_before)
+            )
             raise QueryError(
-                f"due_after={self.due_after!r} is later than due_before={self.due_before!r}: no "
-                "task can match"
+                f"due_after={after} is later than due_before={before}: no task can match"
             )
 
     @property

@@ -16,11 +16,14 @@ from ..criteria import queue_option
 from ..session import Session, command
 from ..times import NumberRange
 
+#: A thousand years.
+MOST_HOURS = 1_000 * 366 * 24
+
 
 @command("forecast")
 @click.option(
     "--hours",
-    type=NumberRange(min=0, min_open=True),
+    type=NumberRange(0, MOST_HOURS, min_open=True),
     default=24,
     show_default=True,
     help="How far to look ahead.",

@@ -48,6 +48,8 @@ def set_limit(
 
     They also apply to waiting tasks. You can omit NAME if the queue has one limit.
     """
+    if all(given[each] is None for each in ("concurrency", "rate", "burst")):
+        raise click.UsageError("Give --concurrency, --rate or --burst.")
     found = session.delayed.set_limit(queue, name, for_=length, **given)
     session.emit(info_data(found))
     session.print(limits_table([found]))
