@@ -111,8 +111,12 @@ class DeadLetters:
 
     def replay(self, queue: str, ids: Sequence[str], due_ms: int = 0) -> int:
         """Replay dead letters now or at a time; returns how many there were."""
+        if not ids:
+            return 0
         due_ms = max(due_ms, 0)  # no record has a time before 1970
-        wait = Wait(due_ms + clock.ahead_ms if due_ms else clock.now_ms()).member
+        # Policies compare it with the server's clock. That of this machine may be wrong.
+        at_ms = due_ms or int(self._store.ask("room", queue, limits=[])[0])
+        wait = Wait(at_ms + clock.ahead_ms).member
         given = {"due_ms": due_ms, "wait": wait}
         return sum(self._store.ask("replay", queue, **given, ids=part) for part in chunks(ids))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -10,6 +12,8 @@ from kombu import Connection
 
 from kombu_delayed.inspection import dead_letters
 from kombu_delayed.inspection.dead_letters import DeadLetters
+from kombu_delayed.message import clock
+from kombu_delayed.message.wait import Wait
 from tests.kit.state import message, note, seed
 
 IDS = [f"{n:02}" for n in range(20)]
@@ -63,3 +67,18 @@ def test_what_is_buried_again_meanwhile_is_met_once(dead: DeadLetters, client: r
         client.zadd("{q}:dead", {letter.id: 2000 + n})
         assert len(met) <= len(IDS)
     assert met == IDS
+
+
+def test_a_wrong_clock_makes_no_replay_late(
+    dead: DeadLetters, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a policy such as `DropOlder` would drop it at once."""
+    text = message("a", headers={"id": "a"})
+    client.hset("{q}:dead-messages", "00", '0{"wait":{"first_due_ms":5},' + text[1:])
+    real_ms = time.time() * 1000
+    monkeypatch.setattr(clock, "time", SimpleNamespace(time=lambda: real_ms / 1000 - 7200))
+    assert dead.replay(["00"]) == 1
+    (replayed,) = client.lrange("q", 0, -1)
+    first_due_ms = Wait.in_message(replayed).first_due_ms
+    assert first_due_ms is not None
+    assert abs(first_due_ms - real_ms) < 600_000
