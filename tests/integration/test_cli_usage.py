@@ -131,6 +131,18 @@ def _all_commands() -> list[list[str]]:
     return found
 
 
+def test_the_list_of_commands_cuts_no_text() -> None:
+    """On a terminal of 80 columns."""
+    context = click.Context(delayed)
+    all_of = {name: delayed.get_command(context, name) for name in COMMANDS}
+    groups = [each.commands for each in all_of.values() if isinstance(each, click.Group)]
+    for commands in (all_of, *groups):
+        width = 80 - 6 - max(map(len, commands))
+        for name, each in commands.items():
+            assert each is not None
+            assert not each.get_short_help_str(width).endswith("..."), name
+
+
 #: The arguments that commands require.
 GIVEN = {
     "backup": "{file}",

@@ -30,9 +30,10 @@ tenant_option = click.option("--tenant", type=TEXT, help="Only tasks of this ten
 def pause(
     session: Session, queue: str | None, length: timedelta | None, why: str, **part: str | None
 ) -> None:
-    """Pause a queue, or a task or a tenant in it: no worker starts its tasks.
+    """Pause a queue, or a task or a tenant in it.
 
-    Running tasks and producers continue. Without a queue, show what is paused.
+    No worker starts its tasks. Running tasks and producers continue. Without a queue, show what is
+    paused.
     """
     if queue is not None:
         found = [session.delayed.pause(queue, why=why, for_=length, **part)]

@@ -18,7 +18,10 @@ from ..session import Session, command
 @command("policies", doubts_queue=False)
 @queue_option
 def policies(session: Session, queue: str | None) -> None:
-    """Show the policies that all workers of a queue obey, and who declared them."""
+    """Show the policies that all workers of a queue obey.
+
+    And who declared them, and when.
+    """
     _show(session, session.delayed.policies(queue))
 
 
@@ -42,7 +45,10 @@ def apply_policies(session: Session, queue: str | None, yes: bool) -> None:
 @queue_argument
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before policies are removed.")
 def drop_policies(session: Session, queue: str, yes: bool) -> None:
-    """Remove all policies of a queue, until a worker that declares some starts."""
+    """Remove all policies of a queue.
+
+    They return when a worker starts that declares some.
+    """
     session.delayed.check_queue(queue)
     if not yes:
         session.confirm(f"Remove all limits and other policies of queue {queue}, for all workers?")

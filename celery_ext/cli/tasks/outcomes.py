@@ -51,13 +51,13 @@ def _lists(of: str, help: str) -> click.Command:
 
 
 failed = _lists(
-    "failed", "Show tasks that have failed, timed out or were lost, by error and the latest first."
+    "failed",
+    "Show tasks that failed, timed out or were lost.\n\n"
+    "They are counted by error, and listed with the latest first.",
 )
-running = _lists(
-    "running", "Show the running tasks, their workers, and for how long they have run."
-)
-retrying = _lists("retrying", "Show tasks that wait for another try, with their last error.")
-slow = _lists("slow", "Show the tasks that have run the longest, of those that were slow lately.")
+running = _lists("running", "Show running tasks, their workers and run times.")
+retrying = _lists("retrying", "Show tasks that wait for another try, and why.")
+slow = _lists("slow", "Show tasks that were slow lately, the slowest first.")
 
 
 @command("history")
