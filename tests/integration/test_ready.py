@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from time import time
 from typing import Any
 
@@ -11,6 +11,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_ext import Delayed, Query, QueryError
 from celery_ext.app.signals import task_cancelled, task_rescheduled
+from celery_ext.control.changes import change, moves
 from celery_ext.control.changes.moves import Moves
 from kombu_delayed.connection.connection import ServerConnection
 from kombu_delayed.inspection.ready import lists as module
@@ -59,6 +60,18 @@ def test_many(ready: Delayed) -> None:
     with pytest.raises(QueryError, match="to a later time"):
         ready.reschedule_many(Query(state="ready"), to="2001-01-01")
     assert ready_ids(ready) == ["t6", "t3", "t0"]
+
+
+def test_a_clock_that_is_ahead_lets_no_task_run_early(
+    ready: Delayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a time has passed is decided by the server's clock."""
+    now = datetime.now(timezone.utc)
+    for each in (moves, change):
+        monkeypatch.setattr(each, "time", lambda: now.timestamp() + 7_200, raising=False)
+    assert ready.reschedule("t1", eta=now + timedelta(hours=1))
+    assert ready.change("t2", eta=now + timedelta(hours=1), priority=3)
+    assert {info.id for info in ready.find()} == {"t1", "t2", "later"}
 
 
 def test_spread(ready: Delayed) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import partial
 from itertools import chain
-from time import time
 from typing import Any
 
 from celery import Celery
@@ -16,6 +15,7 @@ from kombu import compression, serialization
 from kombu.exceptions import EncodeError
 
 from kombu_delayed.inspection.backlog import Waiting
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.message.envelope import to_json
 from kombu_delayed.message.wait import NO_WAIT, Wait
 
@@ -135,13 +135,10 @@ class _Changing:
         if not self.accepts(task.info):
             return False
         step = self._step({"properties": {"priority": self.change.priority}})
-        is_due = self.due_ms is not None and self.due_ms <= time() * 1000
-        return amend(
-            task,
-            partial(self._rewrite, task.info),
-            step=step,
-            due_ms=None if is_due else self.due_ms,
-        )
+        due_ms = self.due_ms
+        if due_ms is not None and due_ms <= server_ms(self.delayed.store, task.shard):
+            due_ms = None
+        return amend(task, partial(self._rewrite, task.info), step=step, due_ms=due_ms)
 
     def _step(self, payload: dict[str, Any]) -> int | None:
         """The step of its new priority, or None to leave it unchanged."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
-from time import time
+from itertools import compress, repeat
 from typing import Any
 
 from kombu_delayed.inspection.backlog import Move
 from kombu_delayed.inspection.copies import Copies
+from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...app import signals
@@ -84,9 +84,14 @@ class Moves:
         self._record(_gone(shard, info) for info in infos)
         return infos
 
-    def postpone(self, task: ReadyTask, due: Due) -> bool:
-        """Give a ready task a due time. With one that has passed it is delivered next."""
-        due_ms = None if due == NOW or int(due[0]) <= time() * 1000 else int(due[0])
+    def postpone(self, task: ReadyTask, due: Due, now_ms: int | None = None) -> bool:
+        """Give a ready task a due time. With one that has passed it is delivered next.
+
+        `now_ms` is the time by the server's clock, if the caller knows it.
+        """
+        if due != NOW and now_ms is None:
+            now_ms = server_ms(self._queues.store, task.shard)
+        due_ms = None if due == NOW or int(due[0]) <= (now_ms or 0) else int(due[0])
 
         def rewrite(payload: dict[str, Any]) -> None:
             if due_ms is not None and isinstance(payload["headers"].get("eta"), str):
@@ -99,8 +104,11 @@ class Moves:
 
     def postpone_all(self, tasks: Sequence[ReadyTask], dues: Iterable[Due]) -> int:
         """Like `postpone`, for the ready tasks of one page; returns how many were still ready."""
+        if not tasks:
+            return 0
+        now_ms = repeat(server_ms(self._queues.store, tasks[0].shard))
         # From the end, because a task that leaves lets those behind it move up.
-        return sum(map(self.postpone, reversed(tasks), reversed([*dues])))
+        return sum(map(self.postpone, reversed(tasks), reversed([*dues]), now_ms))
 
     def _record(self, cancelled: Iterable[Gone]) -> None:
         """Record for `get` that they were cancelled, if the app records outcomes."""

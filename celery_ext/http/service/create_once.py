@@ -127,10 +127,10 @@ class OnceMoves(Moves):
         self._keep(zip(infos, dues, strict=True))
         return super().reschedule(shard, infos, dues)
 
-    def postpone(self, task: ReadyTask, due: Due) -> bool:
+    def postpone(self, task: ReadyTask, due: Due, now_ms: int | None = None) -> bool:
         """As for any task; its id is remembered until a day after the new due time."""
         self._keep([(task.info, due)])
-        return super().postpone(task, due)
+        return super().postpone(task, due, now_ms)
 
     def change(
         self,
