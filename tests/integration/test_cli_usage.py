@@ -177,12 +177,12 @@ def test_every_command(words: list[str], server: Server, tmp_path: Path) -> None
         assert str(port) in result.stderr
 
 
-def test_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("rich", "celery_ext.cli."))]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "rich", None)
-    with pytest.raises(click.ClickException, match=r"pip install 'kombu-delayed\[cli\]'"):
-        delayed.get_command(click.Context(delayed), "list")
+def test_without_rich() -> None:
+    code = "import sys; sys.modules['rich'] = None; from celery_ext.cli import delayed; delayed()"
+    command = [sys.executable, "-c", code, "list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install 'kombu-delayed[cli]'" in done.stderr
 
 
 @pytest.mark.parametrize(
