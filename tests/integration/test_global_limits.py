@@ -333,6 +333,34 @@ def test_what_has_not_begun_frees_its_slot_with_the_channel(
     wait_until(lambda: store.leases.consumers(POOL) == [], "the other one has ended, too")
 
 
+def test_a_claim_that_fails_halfway_takes_its_slots_once(
+    connect: Callable[..., Connection], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It brings a message with a slot and one without a ticket, which cannot be sent to wait."""
+    limited, other = connect(delayed_policies={"mail": [PROVIDER]}), connect()
+    make_ready, admit = consumer.Consumer._make_ready, Store.admit
+    lost: list[str] = []
+
+    def publish_another(self: Any, queue: str) -> bool:
+        if not lost:
+            publish(other, "without a ticket")
+        return make_ready(self, queue)
+
+    def lose_the_connection(self: Store, queue: str, *given: Any) -> int:
+        if not lost:
+            lost.append(queue)
+            raise redis.ConnectionError("lost")
+        return admit(self, queue, *given)
+
+    monkeypatch.setattr(consumer.Consumer, "_make_ready", publish_another)
+    monkeypatch.setattr(Store, "admit", lose_the_connection)
+    inbox = Inbox(limited, MAIL, prefetch_count=5)
+    publish(limited, "with a slot")
+    assert sorted(inbox.receive(2)) == ["with a slot", "without a ticket"]
+    assert lost
+    wait_until(lambda: inbox.drain(0.01) and slots_in_use(store, POOL) == {}, "all are back")
+
+
 def test_what_is_shown_and_set(open_app: OpenApp, store: Store) -> None:
     app = open_app(PROVIDER)
     app.send_task("noop")

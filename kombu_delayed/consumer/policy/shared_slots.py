@@ -134,6 +134,8 @@ class SharedSlots:
 
     def occupy(self, tag: int, queue: str, slots: dict[str, int]) -> None:
         """Note that a message was claimed that has slots until its task has ended."""
+        if tag in self._of_messages:  # it was let in, and its claim has failed afterwards
+            return
         self._of_messages[tag] = slots
         for slot, count in slots.items():
             pool = self._pool(_limit(slot))
