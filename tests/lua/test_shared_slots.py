@@ -10,7 +10,7 @@ import redis
 from kombu_delayed.consumer.policy import shared_slots
 from kombu_delayed.inspection.gate_usage import slots_in_use
 from kombu_delayed.message.ticket import Gate, LimitNumbers, Ticket, Use, put_ticket
-from kombu_delayed.store.global_limits import GlobalLimits, pool_of
+from kombu_delayed.store.global_limits import GlobalLimits, pool_of, shared
 from kombu_delayed.store.store import Entry, Store
 from tests.kit.sharing import LEASE_MS, Lossy, SharingConsumer
 from tests.kit.state import message
@@ -173,3 +173,21 @@ def test_shards_use_the_slots_of_their_queue(bench: Any) -> None:
     store.purge("q")
     assert b.one.claim("q", GATE, 3) == []
     assert len(b.one.claim("q\x1f1", GATE, 3)) == 2
+
+
+def test_a_signal_handler_cancels_the_queue_while_its_slots_are_taken(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench(1)
+    b.one.claim("q", GATE, 5)
+
+    def cancel(answer: Any) -> Any:
+        b.one.shared.forget_queue("q")
+        return shared(answer)
+
+    monkeypatch.setattr(shared_slots, "shared", cancel)
+    b.share(b.one, 5)
+    assert b.in_use() == 1
+    b.now += 1
+    b.share(b.one, 5)
+    assert b.in_use() == 0

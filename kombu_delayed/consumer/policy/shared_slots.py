@@ -319,6 +319,9 @@ class SharedSlots:
             (queue, lack.slot): lack.cost for queue in pool.lacking for lack in pool.lacking[queue]
         }
         for (queue, slot), count in answer.granted.items():
+            if (queue, slot) not in costs:  # a signal handler has cancelled the queue meanwhile
+                pool.less(monotonic())
+                continue
             granted = pool.granted.setdefault(queue_of(queue), Counter())
             granted[slot] += count * costs[queue, slot]
             pool.granted_at = monotonic()
