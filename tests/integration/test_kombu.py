@@ -324,6 +324,26 @@ def test_a_forked_child_publishes_and_closes_what_it_inherited(
     assert unacked(client) == 3
 
 
+def test_a_forked_child_listens_for_itself(connect: Connect, server: Server) -> None:
+    """A message that came for the parent would be lost to it if the child read it."""
+    fanout = Exchange("news", type="fanout")
+    inbox = Inbox(connect(), Queue("reader", fanout))
+    inbox.drain(0.05)
+
+    def both_listen() -> bool:
+        inbox.drain(0.01)
+        with server.client() as client:
+            return len(client.client_list(_type="pubsub")) == 2
+
+    def child() -> None:
+        wait_until(both_listen, "the child has a connection of its own", 10)
+        connect().Producer(exchange=fanout).publish("for both")
+        assert inbox.receive(1) == ["for both"]
+
+    fork_and_wait(child)
+    assert inbox.receive(1) == ["for both"]
+
+
 def test_a_process_of_multiprocessing_consumes_for_itself(
     connection: Connection, mail: Queue, client: redis.Redis
 ) -> None:

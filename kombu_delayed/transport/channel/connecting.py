@@ -280,7 +280,7 @@ class ConnectingChannel(stock.Channel):
             return
         self._pid = os.getpid()
         self._sync_client = None
-        for name in ("store", "client"):
+        for name in ("store", "client", "subclient"):
             self.__dict__.pop(name, None)
         super()._after_fork()
 
