@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import Connection, Exchange, Producer, Queue
+from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from kombu_delayed.errors import ReplicaError
 from kombu_delayed.transport import server_checks
@@ -262,6 +262,25 @@ def test_cancel_in_a_callback(connection: Connection, mail: Queue) -> None:
     connection.drain_events(timeout=5)
     assert inbox.drain(0.1) == [0]
     assert bodies_of(connection.channel(), "mail") == [1, 2]
+
+
+@pytest.mark.parametrize("closed", ["channel", "connection"])
+def test_close_in_a_callback(connection: Connection, mail: Queue, closed: str) -> None:
+    publish(connection, "first", "second")
+    channel = connection.channel()
+    bodies = []
+
+    def close(body: Any, message: Any) -> None:
+        bodies.append(body)
+        message.ack()
+        (channel if closed == "channel" else connection).close()
+
+    consumer = Consumer(channel, [mail], callbacks=[close])
+    consumer.consume()
+    connection.drain_events(timeout=30)
+    assert bodies == ["first"]
+    consumer.qos(prefetch_count=1)  # has no effect
+    assert bodies_of(connection.default_channel, "mail") == ["second"]
 
 
 def test_two_channels_of_one_connection(connection: Connection) -> None:

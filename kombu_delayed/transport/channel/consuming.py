@@ -188,6 +188,8 @@ class ConsumingChannel(ConnectingChannel):
         return result
 
     def _basic_cancel(self, consumer_tag: str) -> Any:
+        if self.connection is None:  # a callback has closed the channel
+            return None
         queue = self._tag_to_queue.get(consumer_tag)
         result = super()._basic_cancel(consumer_tag)
         self._takers.pop(consumer_tag, None)
@@ -209,7 +211,8 @@ class ConsumingChannel(ConnectingChannel):
     def basic_qos(self, *args: Any, **kwargs: Any) -> None:
         """Change the prefetch limit."""
         super().basic_qos(*args, **kwargs)
-        self.connection.cycle.wake_up()
+        if self.connection is not None:
+            self.connection.cycle.wake_up()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message, if there is one."""
