@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
 from time import monotonic
@@ -47,6 +47,10 @@ class NodePart(Part):
     def queues(self) -> frozenset[str]:
         """The queues that it consumes, and those with a lost answer."""
         return frozenset(self.claims.sources) | self.claims.unsure.keys()
+
+    def _known_queues(self) -> frozenset[str]:
+        parts: Sequence[Any] = self.session.parts
+        return super()._known_queues().difference(*(p.queues for p in parts if p is not self))
 
     def move(self, queue: str, other: NodePart) -> None:
         """Move a queue to the part of the node that has it now."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..connection.cluster.connection import SlotMoves
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE, LeaseLost
+from ..store.global_limits import is_pool
 from .claiming.claims import Claims
 from .claiming.sources import AUTO_DELETE, MOVING_SECONDS, POLL_JITTER, Source
 from .opening import Opener
@@ -166,13 +167,9 @@ class Part:
             has_any = outbox.done or outbox.freed or outbox.held or is_new
             if has_any and not (can_wait and claims.comes_soon(now)):
                 outbox.flush(session.store, session.lease, slots_wait)
-            if claims.unsure:
-                claims.recover_all()
-                self.compare_at = tuple(now + seconds for seconds in LATE_SECONDS)
-            if self.compare_at and now >= self.compare_at[0]:
-                self.compare_at, self._compared_over = self.compare_at[1:], -1
-            if self._compared_over != (over := outbox.sent_over + session.lease.outlasted):
-                self._compare(over)
+            over = outbox.sent_over + session.lease.outlasted
+            if claims.unsure or self.compare_at or self._compared_over != over:
+                self._recover(now)
             claims.claim_wanted(now)
         finally:
             run.push()
@@ -181,15 +178,30 @@ class Part:
             if len(claims.agenda.ready) < len(listened):
                 self.wake.start(listened)
 
+    def _recover(self, now: float) -> None:
+        """Find messages of lost answers, and correct a server that has lost data."""
+        claims, outbox = self.claims, self._qos.outbox
+        if claims.unsure:
+            claims.recover_all()
+            self.compare_at = tuple(now + seconds for seconds in LATE_SECONDS)
+        if self.compare_at and now >= self.compare_at[0]:
+            self.compare_at, self._compared_over = self.compare_at[1:], -1
+        if self._compared_over != (over := outbox.sent_over + self.session.lease.outlasted):
+            self._compare(over)
+
     def _compare(self, over: int) -> None:
         """Correct the server if it has lost data since the last step, or has older data."""
         session, claims = self.session, self.claims
         if session.tag:  # else it has claimed nothing yet
-            acked = {name for name, source in claims.sources.items() if not source.no_ack}
             tags = [*(each.tag for each in tuple(claims.buffer)), *session.progress.taken]
-            self._correct(acked - claims.unsure.keys(), tags)
+            self._correct(self._known_queues() - claims.unsure.keys(), tags)
             self._qos.outbox.flush(session.store, session.lease)
         self._compared_over = over
+
+    def _known_queues(self) -> frozenset[str]:
+        """The queues whose messages it may hold, even if it does not consume them any more."""
+        queues = self.session.lease.queues
+        return queues - {queue for queue in queues if is_pool(queue)}
 
     def _correct(self, queues: Collection[str], claimed: Collection[int]) -> None:
         """Correct the server for queues of which every answer has arrived.
@@ -364,7 +376,7 @@ class Part:
         if self.session.lease.lost:
             raise LeaseLost
         self._qos.outbox.flush(self.session.store, self.session.lease)  # what failed before
-        self.claims.recover_all()
+        self._recover(monotonic())
         while (kept := self.claims.claim_one(queue, no_ack, expires_ms)) is not None:
             for claimed in kept:
                 try:

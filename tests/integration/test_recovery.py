@@ -302,6 +302,43 @@ def test_a_claim_that_reaches_the_server_after_its_connection_was_given_up(
         assert inbox.receive(2) == ["first", "late"]
 
 
+def test_a_late_claim_of_a_program_that_gets_single_messages(own_server: Server) -> None:
+    with Connection(f"delayed+{own_server.url}") as connection:
+        channel = connection.default_channel
+        publish(connection, "first")
+        assert take_all(channel) == ["first"]
+        consumer = channel.consumer
+        part, session = consumer.parts[0], consumer.session
+        part.claims.unsure["mail"] = session.tag
+        session.tag += 1
+        assert channel.basic_get("mail") is None
+        assert part.compare_at
+        publish(connection, "late")
+        own = {"tag": session.tag, "lease_ms": session.lease.ms}
+        assert consumer.store.deliver("mail", session.lease.consumer, want=1, **own).records
+        part.compare_at = (0.0,)
+        assert take_all(channel) == ["late"]
+
+
+def test_a_late_claim_from_a_queue_that_was_cancelled_meanwhile(own_server: Server) -> None:
+    with Connection(f"delayed+{own_server.url}") as connection:
+        inbox = Inbox(connection, MAIL, Queue("other"), prefetch_count=10)
+        publish(connection, "first")
+        inbox.receive(1)
+        consumer = inbox.consumer.channel.consumer
+        part, session = consumer.parts[0], consumer.session
+        part.claims.unsure["mail"] = session.tag
+        session.tag += 1
+        part.step()
+        inbox.consumer.cancel_by_queue("mail")
+        publish(connection, "late")
+        own = {"tag": session.tag, "lease_ms": session.lease.ms}
+        assert consumer.store.deliver("mail", session.lease.consumer, want=1, **own).records
+        part.compare_at = (0.0,)
+        size = consumer.store.size
+        wait_until(lambda: inbox.drain(0.05) and size("mail").ready == 1, "it is for others")
+
+
 def lose_an_answer(proxy: Proxy, call: Callable[[], Any]) -> None:
     """The server runs the command, but its answer is lost."""
     proxy.pause()
