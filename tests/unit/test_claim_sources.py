@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import cycle, islice
-from time import time
+from time import monotonic, time
 
 import pytest
 
@@ -17,8 +18,33 @@ def test_before_the_first_answer_it_is_this_machines_time() -> None:
 
 def test_then_it_is_the_servers() -> None:
     clock = ServerClock()
-    clock.compare(5_000_000)
+    clock.compare(5_000_000, monotonic())
     assert clock.now_ms() == pytest.approx(5_000_000, abs=60_000)
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Set the monotonic clock."""
+    return lambda now: monkeypatch.setattr(f"{ServerClock.__module__}.monotonic", lambda: now)
+
+
+def test_an_answer_that_was_long_under_way_changes_nothing(at: Callable[[float], None]) -> None:
+    """Otherwise the consumer would come too late for the next message, by as much."""
+    clock = ServerClock()
+    at(10)
+    clock.compare(1_000_000, 9.999)
+    at(15)
+    clock.compare(1_001_000, 11)
+    assert clock.now_ms() == pytest.approx(1_005_000, abs=2)
+
+
+def test_the_servers_clock_is_set_back(at: Callable[[float], None]) -> None:
+    clock = ServerClock()
+    at(10)
+    clock.compare(1_000_000, 9.999)
+    at(15)
+    clock.compare(500_000, 11)
+    assert clock.now_ms() == pytest.approx(500_000, abs=2)
 
 
 class Endless:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, compress, pairwise
+from time import monotonic
 from typing import Any, NamedTuple
 
 from kombu_delayed.connection.commands import scored
@@ -147,7 +148,8 @@ class Pager:
         self._clock = ServerClock()
 
     def __iter__(self) -> Iterator[Page]:
-        self._clock.compare(server_ms(self._store, self._span.queue))
+        asked_at = monotonic()
+        self._clock.compare(server_ms(self._store, self._span.queue), asked_at)
         try:
             # A message that reaches the gate before its partition is read is due from this time on.
             since_ms = self._earliest()

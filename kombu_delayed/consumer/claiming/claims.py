@@ -283,7 +283,7 @@ class Claims:
             "declared": self.gates.versions.get(queue, ""),
             "taken": self._qos.slots.shared.take(queue, gate, want) if gate else "",
         }
-        return Request(queue, want, seen_tag, no_ack, asked, given)
+        return Request(queue, want, seen_tag, no_ack, monotonic(), asked, given)
 
     def _heard(self, request: Request, answer: Delivered | None) -> Delivered:
         lease = self._session.lease
@@ -299,7 +299,7 @@ class Claims:
                 answer = answer._replace(refused=False, more=True)
         if not request.no_ack:
             lease.grant(request.queue, request.asked, bool(answer.records))
-        self.clock.compare(answer.now_ms)
+        self.clock.compare(answer.now_ms, request.made_at)
         if answer.resumed_ms:
             self._session.resumed_ms[request.queue] = answer.resumed_ms
         elif request.queue in self._session.resumed_ms:

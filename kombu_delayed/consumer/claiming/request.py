@@ -25,6 +25,8 @@ class Request(NamedTuple):
     want: int
     seen_tag: int
     no_ack: bool
+    #: When it was made, by the monotonic clock.
+    made_at: float
     asked: tuple[float, float]
     #: The arguments of `Store.deliver`.
     given: dict[str, Any]

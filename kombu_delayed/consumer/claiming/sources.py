@@ -76,12 +76,16 @@ class ServerClock:
         found = monotonic() * 1000 + self._ahead_ms
         return found if math.isfinite(found) else time() * 1000
 
-    def compare(self, server_ms: int) -> None:
-        """Note the server's time. It arrives late, in whole ms, so the most advanced is nearest."""
+    def compare(self, server_ms: int, asked_at: float) -> None:
+        """Note the server's time in an answer to a call that was sent at `asked_at`.
+
+        It arrives late, in whole ms, so the most advanced is nearest.
+        """
         now = monotonic()
         ahead_ms = server_ms - now * 1000
         known_ms = self._ahead_ms - (now - self._compared_at) * CLOCK_DRIFT_MS
-        set_back = known_ms - ahead_ms > CLOCK_JUMP_MS
+        # An answer that was long under way also comes with an older time.
+        set_back = known_ms - (server_ms + 1 - asked_at * 1000) > CLOCK_JUMP_MS
         self._ahead_ms = ahead_ms if set_back else max(known_ms, ahead_ms)
         self._compared_at = now
 
