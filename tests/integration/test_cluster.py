@@ -281,6 +281,16 @@ def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
         assert client.pttl("_kombu.binding.{short}") == -1
 
 
+def test_a_queue_that_was_deleted_stays_away(connect: Connect, cluster: Cluster) -> None:
+    """Subscribers come and go, and their exchange outlives them."""
+    connection, exchange = connect(), Exchange("events", type="topic")
+    queue = Queue("gone", exchange, "user.#")(connection.channel())
+    queue.declare()
+    queue.delete()
+    connection.Producer(exchange=exchange).publish("x", routing_key="user.1")
+    assert keys_of(cluster) == set()
+
+
 def test_a_name_without_a_slot_of_its_own(connect: Connect) -> None:
     with pytest.raises(OptionError, match="cannot be named '}q'"):
         publish(connect(), "x", queue=queue_of("}q"))

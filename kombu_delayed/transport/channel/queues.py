@@ -76,12 +76,12 @@ class QueueChannel(ConnectingChannel):
 
     def _drop_queue(self, queue: str, *args: Any, **kwargs: Any) -> None:
         super()._delete(queue, *args, **kwargs)
-        for exchange in [*self.state.exchanges.values()]:  # else its publishers bind it again
-            table = exchange["table"]
-            table[:] = [binding for binding in table if binding[2] != queue]
 
     def _delete(self, queue: str, *args: Any, **kwargs: Any) -> None:
         self._drop_queue(queue, *args, **kwargs)
+        for exchange in [*self.state.exchanges.values()]:  # else its publishers bind it again
+            table = exchange["table"]
+            table[:] = [binding for binding in table if binding[2] != queue]
         for shard in self.store.shards.all(queue):
             self.store.delete(shard)
         self.store.shards.forget(queue)
