@@ -343,6 +343,18 @@ def test_a_forked_child_publishes_and_closes_what_it_inherited(
     assert unacked(client) == 3
 
 
+def test_a_forked_child_has_the_prefetch_limit(connection: Connection, mail: Queue) -> None:
+    inbox = Inbox(connection, mail, prefetch_count=1, ack=False)
+    publish(connection, "parent's", "child's")
+    inbox.receive(1)
+
+    def child() -> None:
+        assert inbox.receive(2)[1] == "child's"
+        assert not inbox.consumer.channel.qos.can_consume()
+
+    fork_and_wait(child)
+
+
 def test_a_forked_child_listens_for_itself(connect: Connect, server: Server) -> None:
     """A message that came for the parent would be lost to it if the child read it."""
     fanout = Exchange("news", type="fanout")

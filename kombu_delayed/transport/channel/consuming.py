@@ -36,6 +36,7 @@ class ConsumingChannel(ConnectingChannel):
     wake_class = WakeConnection
 
     consumer: Consumer | None = None
+    _qos: Any = None
     _shards_at = 0.0
     _shard_turn = 0
 
@@ -97,7 +98,10 @@ class ConsumingChannel(ConnectingChannel):
         if self._pid == os.getpid():
             return
         # The parent's messages and leases stay the parent's.
+        prefetch_count = self._qos.prefetch_count if self._qos is not None else 0
         self.consumer, self._qos, self.handed_out = None, None, HandedOut(self)
+        if prefetch_count:
+            self.qos.prefetch_count = prefetch_count
         super()._after_fork()
 
     def resume(self) -> None:
