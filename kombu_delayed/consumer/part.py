@@ -63,6 +63,8 @@ class Part:
     def add(self, queue: str, no_ack: bool, expires_ms: int) -> None:
         """Consume a queue from now on."""
         source = Source(queue, no_ack, expires_ms)
+        if no_ack:  # nobody would ack what was claimed before
+            self.claims.give_back_unbegun(queue)
         if expires_ms == AUTO_DELETE:
             self.session.lease.auto_delete.add(queue)
         self.claims.take_over(source)

@@ -177,6 +177,19 @@ def test_no_ack_consumer_holds_nothing(
     assert client.exists("{mail}:consumers") == 0
 
 
+def test_a_no_ack_consumer_joins_another_one(
+    connection: Connection, mail: Queue, client: redis.Redis
+) -> None:
+    """It gets what was claimed for the other one, and nobody would ack that."""
+    publish(connection, *range(3))
+    channel = connection.default_channel
+    first = Inbox(channel, mail, prefetch_count=10)
+    connection.drain_events(timeout=30)
+    second = Inbox(channel, mail, no_ack=True)
+    assert first.bodies + second.receive(2) == [0, 1, 2]
+    wait_until(lambda: second.drain(0.01) and unacked(client) == 0, "none is held")
+
+
 def test_prefetch_limit(connection: Connection, mail: Queue, client: redis.Redis) -> None:
     inbox = Inbox(connection, mail, prefetch_count=3, ack=False)
     for n in range(10):
