@@ -264,7 +264,7 @@ def test_a_long_strategy_is_followed_without_its_code(open_app: OpenApp) -> None
 
 
 def test_a_retry_does_not_carry_the_strategy(open_app: OpenApp) -> None:
-    """Whoever consumes it names the strategy again."""
+    """Its consumer names the strategy again."""
     open_app(Backoff([60] * 3)).delayed.policies.apply("celery")
     app = open_app()
 

@@ -12,7 +12,7 @@ from ..backlog import scan
 
 @dataclass
 class Names:
-    """What was found of one queue when its keys were scanned. Each may be gone since."""
+    """Names in the keys of one queue, as a scan found them. Each may be gone since."""
 
     #: Partitions that are missing in the index.
     strays: set[bytes] = field(default_factory=set)
