@@ -86,6 +86,8 @@ class Unique(NamedTuple):
     conflict: str
     #: Whether the message keeps the key until its task has ended, not only while it is delayed.
     until_end: bool = False
+    #: Whether it replaces a running task, whose id it has: it is not that task, sent again.
+    replaces: bool = False
 
 
 #: The header for `until_end`, and its value.
@@ -116,7 +118,8 @@ def unique_key(message: Payload) -> Unique | None:
         raise OptionError(
             f"header delayed_conflict takes one of {', '.join(CONFLICTS)}, not {conflict!r}"
         )
-    return Unique(str(key), conflict, bool(until))
+    replaces = bool(headers.get("replaced_task_nesting"))
+    return Unique(str(key), conflict, bool(until), replaces)
 
 
 def eta_to_ms(eta: str | datetime) -> int:

@@ -106,11 +106,12 @@ class Store(Caller):
         conflict: str,
         expires_ms: int = 0,
         until_end: bool = False,
+        replaces: bool = False,
     ) -> tuple[str, str]:
         """Schedule a message unless another message with this key is delayed.
 
         With `until_end` the message holds the key until its task has ended, and others are refused
-        until then.
+        until then. With `replaces` it takes over the key of the running task that has its id.
 
         `conflict` decides what happens to a second message: "refuse", "replace" or "debounce".
         "retry" schedules it anyway. Returns what was done ("stored", "refused", "replaced" or
@@ -126,15 +127,11 @@ class Store(Caller):
             due=entry.due or "0",
             record=entry.record,
             until_end=int(until_end),
+            replaces=int(replaces),
         )
         done, other, state, due_ms, replaced = move(self.send, **given)
-        outcome = UniqueOutcome(
-            done.decode(),
-            other.decode(errors="surrogateescape"),
-            state.decode(),
-            int(due_ms),
-            replaced,
-        )
+        name = other.decode(errors="surrogateescape")
+        outcome = UniqueOutcome(done.decode(), name, state.decode(), int(due_ms), replaced)
         if outcome.state == "delayed" and (meter := instrumentation.current) is not None:
             meter.scheduled(queue, 1)
         for listener in unique_listeners:

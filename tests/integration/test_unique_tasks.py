@@ -236,6 +236,14 @@ def test_a_retry_keeps_the_key(bench: Bench, name: str, options: dict[str, Any])
     only(bench, "b")
 
 
+def test_a_task_is_replaced_by_one_with_its_key(bench: Bench) -> None:
+    headers = unique_headers("k", until="finished")
+    with bench.worker(pool="solo"):
+        only(bench, "a", "replace_by", args=["record", headers])
+        wait_until(lambda: bench.ledger.of("a"), "the task that replaces it has run")
+        wait_until(lambda: is_free(bench), "its key is free")
+
+
 def test_a_retry_whose_worker_has_reconnected_keeps_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

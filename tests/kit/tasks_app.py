@@ -240,6 +240,12 @@ def hand_on(self: Any, then: str, countdown: float | None, queue: str) -> None:
     self.replace(self.app.signature(then).set(countdown=countdown, queue=queue))
 
 
+@task(bind=True)
+def replace_by(self: Any, then: str, headers: dict[str, Any]) -> None:
+    """Is replaced by another task, with these headers."""
+    self.replace(self.app.signature(then).set(headers=headers))
+
+
 @task()
 def leave() -> None:
     """Ends as a process would, in pools whose tasks are not processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -30,9 +31,14 @@ def test_what_was_due_long_ago(store: Store) -> None:
 
 
 def send(
-    store: Store, id: str, due: int = 2000, conflict: str = "refuse", until_end: bool = True
+    store: Store,
+    id: str,
+    due: int = 2000,
+    conflict: str = "refuse",
+    until_end: bool = True,
+    **more: Any,
 ) -> tuple[str, str]:
-    return store.schedule_unique("q", task(id, due), 'k"', conflict, until_end=until_end)
+    return store.schedule_unique("q", task(id, due), 'k"', conflict, until_end=until_end, **more)
 
 
 def hold(store: Store, id: str, left_ms: int) -> None:
@@ -87,6 +93,21 @@ def test_a_retry_keeps_it(store: Store, client: redis.Redis) -> None:
     assert send(store, "b", 3000) == ("refused", "a")
     send(store, "c", 5000, "retry")  # of a task from before
     assert state(client)["{q}:unique-held"] == {'k"': "a"}
+
+
+@pytest.mark.parametrize("until_end", [False, True])
+@pytest.mark.parametrize("due", [500, 3000])
+def test_a_task_that_replaces_its_holder_is_stored(
+    due: int, until_end: bool, store: Store, client: redis.Redis
+) -> None:
+    send(store, "a", 500)
+    assert send(store, "b", due, until_end=until_end, replaces=True) == ("refused", "a")
+    deliver(store)
+    assert send(store, "a", due, until_end=until_end, replaces=True) == ("stored", "")
+    size = store.size("q")
+    assert (size.ready, size.delayed) == ((1, 0) if due == 500 else (0, 1))
+    held = state(client).get("{q}:unique-held")
+    assert held == ({'k"': "a"} if until_end else None)
 
 
 ENDS: dict[str, tuple[int, Callable[[Store], object]]] = {

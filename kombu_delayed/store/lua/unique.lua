@@ -3,10 +3,12 @@
 -- Idempotent for a due time: the message that is there already counts as stored.
 -- keys: partitions delayed messages duplicates wake unique unique_due unique_held unique_until events moved ready...
 -- arguments: now partition_size:number bucket_bytes:number steps expires_ms:number conflict key id due record event_limit:number until_end:number
+-- arguments: replaces:number
 --   conflict: refuse, replace or debounce; retry: schedule it in any case
 --   due: ms since the epoch, or + and ms from now
 --   record: priority step + message
 --   until_end: 1: it holds its key until its task has ended, and others are refused even if it is no longer delayed
+--   replaces: 1: it replaces a running task, whose id it has
 -- include: clock waiting ready buckets bucket_add earliest backlog events moved unique of_queue expiry
 -- returns {'stored', 'refused', 'replaced' or 'pushed', id of the other one or '', 'delayed', 'ready' or (not stored, or
 --   there before) 'already', due time of the sent message, step + due_ms + message of the replaced one or ''}; O(log n)
@@ -104,7 +106,7 @@ if conflict == 'retry' then
   if until_end == 1 and (not holder or holder == id) then hold(id, due_ms) end
   return {'stored', '', state, at, ''}
 end
-if holder and not has_id(holder) then
+if holder and not has_id(holder) and not (replaces == 1 and holder == id) then
   return {holder == id and 'stored' or 'refused', holder == id and '' or holder, 'already', at, ''}
 end
 if kept and conflict == 'refuse' then return {'refused', other, 'already', at, ''} end

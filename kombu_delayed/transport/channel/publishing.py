@@ -96,7 +96,7 @@ class PublishingChannel(ConnectingChannel):
         try:
             if unique is not None:
                 if kwargs.get("_moves") and unique.conflict in CONFLICTS:
-                    unique = unique._replace(conflict="refuse")  # it is not a new task
+                    unique = unique._replace(conflict="refuse", replaces=False)  # no new task
                 self._put_unique(
                     self.store.shards.home(queue, unique.key), entry, unique, expires_ms
                 )
@@ -127,8 +127,8 @@ class PublishingChannel(ConnectingChannel):
             put(other, [entry], expires_ms)
 
     def _put_unique(self, queue: str, entry: Entry, unique: Unique, expires_ms: int) -> None:
-        key, conflict, until_end = unique
-        done, other = self.store.schedule_unique(queue, entry, key, conflict, expires_ms, until_end)
+        key, conflict, *more = unique
+        done, other = self.store.schedule_unique(queue, entry, key, conflict, expires_ms, *more)
         if done == "refused":
             raise AlreadyDelayed(unique.key, other)
 
