@@ -21,7 +21,7 @@ from kombu_delayed.inspection.lookup import (
 )
 from kombu_delayed.inspection.ready.index import MOST
 from kombu_delayed.store.calls.caller import chunks
-from kombu_delayed.store.outcomes.records import LISTS, PAGE_SIZE, Note, Outcomes
+from kombu_delayed.store.outcomes.records import LISTS, Note, Outcomes
 
 from ..app.broker import Broker
 from ..app.outcome_options import OutcomeOptions
@@ -242,10 +242,7 @@ def listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
 
 
 def _all(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
-    start, more, outcomes = 0, True, Outcomes(queues.store)
-    while more:
-        page, more = outcomes.page(shard, of, start)
-        start += PAGE_SIZE  # the page may be shorter: some ids may have no text any more
+    for page in Outcomes(queues.store).pages(shard, of):
         yield from map(TaskHistory.of, page)
 
 

@@ -147,6 +147,20 @@ def test_a_list_whose_tasks_have_lost_their_texts_has_an_end(
     assert [*tasks_of(queues, "slow", "q")] == []
 
 
+def test_a_list_is_whole_while_its_tasks_are_sent_again(store: Store) -> None:
+    """Each leaves the list when a worker receives it again."""
+    failed = f'["-",{store.now},0,{{"error":"ValueError"}}]\n'
+    ids = [str(number) for number in range(150)]
+    made = [Note(id, "-", int(store.now), False, HEAD, failed) for id in ids]
+    store.all_of(Outcomes(store).note_calls("q", made, KEPT))
+    queues: Any = SimpleNamespace(store=store)
+    found = []
+    for task in tasks_of(queues, "failed", "q"):
+        found.append(task.id)
+        note(store, (task.id, "r"))
+    assert sorted(found) == sorted(ids)
+
+
 @pytest.mark.parametrize("state", ["s", "-"])
 def test_a_list_forgets_ids_as_old_as_their_texts(
     state: str, store: Store, client: redis.Redis

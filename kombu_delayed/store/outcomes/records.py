@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -120,6 +120,15 @@ class Outcomes:
         keys = [self._store.keys(queue).outcomes + LISTS[of] for queue in queues]
         found = without_errors(self._store.run.many([("ZCARD", key) for key in keys]))
         return dict(zip(queues, found, strict=True))
+
+    def pages(self, queue: str, of: str) -> Iterator[list[Known]]:
+        """All that one of `LISTS` has now, the latest first, in pages.
+
+        The ids are read at once: a page by place would miss some if others left the list meanwhile.
+        """
+        ids = self._store.run("ZREVRANGE", self._store.keys(queue).outcomes + LISTS[of], 0, -1)
+        for part in chunks(ids, PAGE_SIZE):
+            yield _known(queue, self._store.ask("outcomes", queue, ids=part))
 
     def page(self, queue: str, of: str, start: int = 0) -> tuple[list[Known], bool]:
         """Part of one of `LISTS`, the latest first, and whether there is more."""
