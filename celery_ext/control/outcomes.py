@@ -98,6 +98,10 @@ def is_certain(history: TaskHistory | None) -> bool:
     """
     if history is None or history.state in ("rejected", "replaced"):
         return False  # it may have been put back, or replayed
+    if history.last is not None and history.last.event in ("lost", "timed out"):
+        started = [step for step in history.steps if step.event == "started"]
+        if started and started[-1].is_acked_late:
+            return False  # Celery may have put it back
     is_held = history.state in ("running", "received")
     return is_held or history.is_over
 

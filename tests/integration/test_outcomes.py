@@ -108,6 +108,18 @@ def test_processes_that_die(bench: Bench) -> None:
     assert {each.id for each in delayed.recorded("failed", error="TimeLimit*")} == {"slow"}
 
 
+@pytest.mark.parametrize("error", ["WorkerLostError", "TimeLimitExceeded"])
+def test_a_task_that_may_have_returned_is_looked_for(
+    error: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery can return the message of a task that has died or timed out, to a long list."""
+    monkeypatch.setattr("celery_ext.control.outcomes.SHORT", 0)
+    bench.app.send_task("record", task_id="again")
+    note(bench.app.delayed, "again", RECEIVED, LATE, ["-", NOW_MS, 0, {"error": error}])
+    assert states(bench.app.delayed, ["again"]) == {"again": "ready"}
+    assert bench.app.delayed.cancel("again")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
 def test_a_worker_that_ends_says_so(number: int, bench: Bench) -> None:
     """Its state is known before its last sign of life is too old."""
