@@ -226,16 +226,17 @@ class Recorder:
             if len(queue.notes) >= limit:
                 self.dropped += 1
                 continue
-            self._count(run)
+            before = run.written
             if (note := self._noted(run)) is not None:
                 queue.notes.append(note)
+            self._count(run, before)
 
-    def _count(self, run: Run) -> None:
-        """Add its events since the last note to the tallies of its queue."""
+    def _count(self, run: Run, before: int) -> None:
+        """Add its events in the last note to the tallies of its queue."""
         tallies = run.queue.tallies
-        if run.due_ms is not None and run.started_at and run.written < 2:
+        if run.due_ms is not None and run.started_at and before < 2 <= run.written:
             tallies.began(run.task, run.started_at, run.started_at * 1000 - run.due_ms)
-        if run.ended_at and run.written < 3 and run.state != "b":
+        if before < 3 == run.written and run.state != "b":
             rest = run.rest
             run_ms = rest * 1000 if run.state == "+" else rest.get("run_ms")
             tallies.ended(run.task, run.ended_at, run.state, run_ms)
@@ -243,15 +244,17 @@ class Recorder:
     def _noted(self, run: Run) -> Note | None:
         """A note of its events since the last note, or None if there are none."""
         before, retries, worker = run.written, run.retries, self.worker
+        # Once: what happens from here on is in the next note.
+        run.written = 3 if run.ended_at else 2 if run.started_at else 1
         at_ms, lines, state, is_slow = int(run.received_at * 1000), "", "r", False
         if not before:
             lines = f'["r",{at_ms},{retries},"{worker}"]\n'
-        if run.started_at:
+        if run.written > 1 and run.started_at:
             state, at_ms = "s", int(run.started_at * 1000)
             if before < 2:
                 is_late = "1" if run.is_late else "0"
                 lines += f'["s",{at_ms},{retries},"{worker}",{run.pid},{is_late}]\n'
-        if run.ended_at:
+        if run.written == 3:
             state, at_ms, rest = run.state, int(run.ended_at * 1000), run.rest
             if before < 3 and run.limit_seconds:
                 lines += _overran(run)
@@ -265,7 +268,6 @@ class Recorder:
             if before < 3:
                 lines += last
         is_slow = is_slow or run.limit_seconds > 0
-        run.written = 3 if run.ended_at else 2 if run.started_at else 1
         if not lines:
             return None
         known = run.task, run.tenant

@@ -131,6 +131,24 @@ def test_a_clock_that_is_set_back_hides_no_end(
     assert [step.event for step in history.steps] == ["received", "started", "succeeded"]
 
 
+def test_an_end_that_comes_while_the_start_is_noted_is_counted(
+    told: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = received(told, 1)
+    assert run is not None
+    told.started(run, 7, False)
+    note = told._noted
+
+    def note_late(run: Run) -> Any:
+        if not run.ended_at:
+            told.ended(run, "+", 0.1)
+        return note(run)
+
+    monkeypatch.setattr(told, "_noted", note_late)
+    told.step()
+    assert [tally.end("+") for tally in run.queue.tallies._counts.values()] == [1]
+
+
 def test_what_ran_over_its_limit_is_noted_before_its_end_and_is_slow(told: Recorder) -> None:
     run = received(told, 1)
     assert run is not None
