@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery_ext.app import recorder
 from celery_ext.app.outcome_options import OutcomeOptions
 from celery_ext.app.recorder import Recorder, Run
 from celery_ext.tasks.history import TaskHistory
+from celery_ext.worker.requests.request import Request
 from kombu_delayed.store.outcomes.records import Known
 
 
@@ -129,6 +131,11 @@ def test_a_clock_that_is_set_back_hides_no_end(
     history = lines(*note.lines.splitlines())
     assert history.state == "succeeded"
     assert [step.event for step in history.steps] == ["received", "started", "succeeded"]
+
+
+def test_a_clock_that_is_set_back_gives_no_negative_run_time() -> None:
+    request: Any = SimpleNamespace(time_start=time.time() + 3600)
+    assert Request._run_ms(request) == 0
 
 
 def test_an_end_that_comes_while_the_start_is_noted_is_counted(

@@ -204,7 +204,9 @@ class Request(CeleryRequest):
         note(run, error, traceback, **facts)
 
     def _run_ms(self) -> int | None:
-        return None if self.time_start is None else int((time.time() - self.time_start) * 1000)
+        if self.time_start is None:
+            return None
+        return max(int((time.time() - self.time_start) * 1000), 0)
 
     def cancel(self, pool: Any, *args: Any, **kwargs: Any) -> None:
         """End it in a cold shutdown: its message returns as soon as nothing works on it.
