@@ -15,12 +15,15 @@ from unittest.mock import Mock
 import pytest
 from celery import Celery, states
 from celery.exceptions import Reject, Retry
+from celery.worker.request import Request as CeleryRequest
 
 from celery_ext import BulkError, BulkReport, Delayed
 from celery_ext.control.unique import AlreadyDelayed, UniqueTask, unique_headers
 from celery_ext.policies import Backoff, DropOlder
+from celery_ext.policies.times import timeout
 from celery_ext.worker.requests import unique_hold
-from celery_ext.worker.requests.unique_hold import WAITING_MS, UniqueHold
+from celery_ext.worker.requests.request import Request
+from celery_ext.worker.requests.unique_hold import LONGEST_MS, MARGIN_MS, WAITING_MS, UniqueHold
 from kombu_delayed.consumer.outbox import Held
 from kombu_delayed.errors import OptionError
 from tests.kit.extended import Bench
@@ -300,6 +303,32 @@ def test_a_worker_that_was_killed(
     assert most - 60 < left <= most
     with pytest.raises(AlreadyDelayed):
         only(bench, "b")
+
+
+@pytest.mark.parametrize(
+    ("limits", "of_task", "of_worker", "seconds"),
+    [
+        ([5, None], 10, 20, 5),
+        ([None, None], 10, 20, 10),
+        (None, None, 20, 20),
+        ([math.inf, None], None, None, None),
+    ],
+)
+def test_a_task_that_is_acked_early_keeps_its_key_for_as_long_as_it_may_run(
+    limits: Any, of_task: Any, of_worker: Any, seconds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Held] = []
+    monkeypatch.setattr(UniqueHold, "_set", lambda self, held: told.append(held))
+    monkeypatch.setitem(timeout.worker_limits, "time_limit", of_worker)
+    monkeypatch.setattr(CeleryRequest, "on_accepted", lambda *given: None)
+    request = Request.__new__(Request)
+    request._task = SimpleNamespace(acks_late=False, time_limit=of_task)
+    request.time_limits = limits or (None, None)
+    request.hold = UniqueHold.__new__(UniqueHold)
+    request.hold._of = lambda ms: Held("q", "k", "a", ms)
+    request.on_accepted(7, 0.0)
+    longest_ms = LONGEST_MS if seconds is None else seconds * 1000 + MARGIN_MS
+    assert [held.left_ms for held in told] == [longest_ms]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])

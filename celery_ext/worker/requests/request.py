@@ -28,6 +28,7 @@ from kombu_delayed.errors import LeaseLost
 from ...app import recorder
 from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
 from ...policies.steps import CANNOT_END
+from ...policies.times.timeout import worker_limits
 from ...tasks.failures import BURIED, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
 from .settling import is_out_of_reach, settle, settle_revoked
@@ -125,7 +126,7 @@ class Request(CeleryRequest):
 
     def note_overrun(self, seconds: float | None) -> None:
         """Log and record that it took longer than its hard limit, which not all pools enforce."""
-        limit = self.time_limits[0]
+        limit = self._hard_limit
         if limit and seconds is not None and seconds > limit:
             if self.run is not None:
                 self.run.limit_seconds = limit
@@ -137,6 +138,11 @@ class Request(CeleryRequest):
                 limit,
             )
 
+    @property
+    def _hard_limit(self) -> float | None:
+        """Its own hard limit, or that of its task, or of a worker whose pool enforces it."""
+        return self.time_limits[0] or self.task.time_limit or worker_limits.get("time_limit")
+
     def ended(self, state: str, rest: Any) -> None:
         """Record how it has ended. Celery reports some ends twice: the first one counts."""
         run, self.run = self.run, None
@@ -146,7 +152,7 @@ class Request(CeleryRequest):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A pool has started it."""
         if self.hold is not None and not self.task.acks_late:
-            self.hold.begins(self.time_limits[0] if self._can_be_ended else None)
+            self.hold.begins(self._hard_limit if self._can_be_ended else None)
         super().on_accepted(pid, time_accepted)
         if self.run is not None and (active := recorder.current) is not None:
             active.started(self.run, pid, self.task.acks_late)

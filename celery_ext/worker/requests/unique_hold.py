@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from celery import Celery
@@ -47,8 +48,8 @@ class UniqueHold:
 
     def begins(self, limit_seconds: float | None) -> None:
         """Keep the key for a limited time, because the message is about to be acked."""
-        limit_ms = int(limit_seconds * 1000) + MARGIN_MS if limit_seconds else LONGEST_MS
-        self._set(self._of(limit_ms))
+        limit = limit_seconds or inf
+        self._set(self._of(LONGEST_MS if limit == inf else int(limit * 1000) + MARGIN_MS))
 
     def waits(self, until: Any) -> None:
         """Keep the key for a retry that is due then, or in these seconds.
