@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.worker.request import Request
 
 from celery_ext import Delayed, install
 from kombu_delayed.store.outcomes.tallies import LEVELS, Tally, slots
@@ -106,6 +107,13 @@ def test_processes_that_die(bench: Bench) -> None:
     assert events(delayed, "stopped")[2:] == ["terminated"]
     assert {each.id for each in delayed.recorded("failed")} == {"killed", "slow"}
     assert {each.id for each in delayed.recorded("failed", error="TimeLimit*")} == {"slow"}
+
+
+@pytest.mark.skipif(not hasattr(Request, "_success_was_stored"), reason="Celery 5.7 has this")
+def test_a_process_that_dies_after_its_result_is_stored(bench: Bench) -> None:
+    with bench.worker(pool="prefork"):
+        bench.app.send_task("die_at_the_end", task_id="a")
+        wait_until(lambda: states(bench.app.delayed, "a") == {"a": "succeeded"}, "it has ended", 60)
 
 
 @pytest.mark.parametrize("error", ["WorkerLostError", "TimeLimitExceeded"])

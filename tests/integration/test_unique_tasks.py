@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from celery import Celery, states
+from celery import Celery, Task, states
 from celery.exceptions import Reject, Retry
 from celery.worker.request import Request as CeleryRequest
 
@@ -26,7 +26,7 @@ from celery_ext.worker.requests.request import Request
 from celery_ext.worker.requests.unique_hold import LONGEST_MS, MARGIN_MS, WAITING_MS, UniqueHold
 from kombu_delayed.consumer.outbox import Held
 from kombu_delayed.errors import OptionError
-from tests.kit.extended import Bench
+from tests.kit.extended import Bench, extended
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 from tests.kit.wait import wait_until
@@ -104,6 +104,10 @@ def test_base_class_with_a_key_of_its_own(app: Celery, delayed: Delayed) -> None
 
 HELD = "{celery}:unique-held"
 
+of_celery_5_7 = pytest.mark.skipif(
+    not hasattr(Task, "retry_on_worker_lost"), reason="Celery 5.7 has this"
+)
+
 
 def test_an_end_that_is_none(app: Celery, delayed: Delayed) -> None:
     with pytest.raises(ValueError, match="until takes 'finished' or None, not 'started'"):
@@ -163,6 +167,7 @@ def test_a_task_that_runs_has_its_key(bench: Bench, pool: str, tmp_path: Path) -
         ("die", {}, states.FAILURE),
         ("unspeakable", {}, states.FAILURE),
         ("unspeakable", {"policies": [Backoff([0.01])]}, states.FAILURE),
+        pytest.param("die_at_the_end", {}, states.SUCCESS, marks=of_celery_5_7),
         ("record", {"policies": [DropOlder("1h")], "eta": "2020-01-01T00:00:00"}, states.REVOKED),
     ],
 )
@@ -237,6 +242,22 @@ def test_a_retry_keeps_the_key(bench: Bench, name: str, options: dict[str, Any])
             only(bench, "b")
         assert bench.app.delayed.cancel("a")
     only(bench, "b")
+
+
+@of_celery_5_7
+def test_a_retry_of_a_task_whose_process_died_keeps_the_key(server: Server, tmp_path: Path) -> None:
+    with extended(server, tmp_path, task_retry_on_worker_lost=True) as bench:
+        with bench.worker(pool="prefork"):
+            only(bench, "a", "die")
+            wait_until(bench.backlog, "it is to be retried")
+            bench.send("after", countdown=0)
+            wait_until(lambda: bench.ledger.of("after"), "what came afterwards has run")
+        with pytest.raises(AlreadyDelayed):
+            only(bench, "b")
+        history = bench.app.delayed.history("a")
+        assert history is not None
+        assert [step.event for step in history.steps] == ["received", "started", "retrying"]
+        assert [each.id for each in bench.app.delayed.recorded("failed")] == []
 
 
 def test_a_task_is_replaced_by_one_with_its_key(bench: Bench) -> None:

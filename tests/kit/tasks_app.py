@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import Reject
 from celery.signals import worker_shutting_down
 from kombu.exceptions import OperationalError
@@ -207,6 +207,20 @@ def unspeakable(self: Any) -> None:
 def die(self: Any) -> None:
     write_down(self)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DiesAtItsEnd(Task):
+    """A task whose process is gone after its result is stored."""
+
+    abstract = True
+
+    def on_success(self, *result: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(base=DiesAtItsEnd, acks_late=True, reject_on_worker_lost=True)
+def die_at_the_end() -> None:
+    pass
 
 
 @task(

@@ -62,7 +62,9 @@ class MeasuredRequest(Request):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
-        self._ends(next((state for kind, state in _STATES if isinstance(error, kind)), "failure"))
+        error = self._retried or error
+        state = next((state for kind, state in _STATES if isinstance(error, kind)), "failure")
+        self._ends("success" if self._has_succeeded else state)
         return found
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

@@ -31,7 +31,8 @@ from ...policies.steps import CANNOT_END
 from ...policies.times.timeout import worker_limits
 from ...tasks.failures import BURIED, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
-from .settling import is_out_of_reach, settle, settle_revoked
+from .errors import is_out_of_reach, lost, raised
+from .settling import settle, settle_revoked
 from .unique_hold import UniqueHold
 
 logger = get_logger(__name__)
@@ -97,6 +98,12 @@ class Request(CeleryRequest):
     _goes_on: bool | None = None
     #: Whether it is a dead letter, and so must not become another one.
     _is_buried = False
+    #: Whether its message has gone back to its queue.
+    _goes_back = False
+    #: Whether its process died after it had stored the result.
+    _has_succeeded = False
+    #: Celery's retry of it after its process died.
+    _retried: Retry | None = None
 
     def __init__(self, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)
@@ -165,7 +172,7 @@ class Request(CeleryRequest):
                 super().on_timeout(soft, timeout)
                 if self._is_buried and self.task.acks_late:
                     self.acknowledge()
-                if self.hold is not None and not soft and not self._returns(error):
+                if self.hold is not None and not soft and not self._goes_back:
                     self.hold.ended()
         finally:
             if not soft:
@@ -177,6 +184,7 @@ class Request(CeleryRequest):
         if self._is_buried:
             self.acknowledge()
         else:
+            self._goes_back = self._goes_back or (requeue and not self.acknowledged)
             super().reject(requeue)
 
     def _announce_revoked(self, reason: str, *args: Any) -> None:
@@ -252,7 +260,7 @@ class Request(CeleryRequest):
             if error.reason and not error.requeue:
                 self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
         self._is_buried = self._is_buried or getattr(exc_info, BURIED, False)
-        if self._was_lost(error) and self._is_retried(_lost(error)):
+        if self._was_lost(error) and self._is_retried(lost(error)):
             return None
         if isinstance(error, TimeLimitExceeded) and self._goes_on_after(error):
             return None
@@ -260,14 +268,15 @@ class Request(CeleryRequest):
             return super().on_failure(exc_info, *args, **kwargs)
         except Exception as failed:
             if not self._already_cancelled:
-                settle(self, error, self._returns(error))
+                settle(self, error, isinstance(error, WorkerLostError) and self._returns_if_lost)
             if not isinstance(error, Reject):
                 raise
             logger.error("The result of task %s[%s] is not stored: %r", self.name, self.id, failed)
         finally:
+            error = self._retried or error
             if not (self._already_cancelled or isinstance(error, Terminated)):
                 self._has_failed(error, exc_info.traceback)
-                if self.hold is not None and not self._returns(error):
+                if self.hold is not None and not self._goes_back:
                     if isinstance(error, Retry) and not self.task.acks_late:
                         self.hold.waits(error.when)
                     self.hold.ended(error, self.task.acks_late)
@@ -293,7 +302,7 @@ class Request(CeleryRequest):
             if not self.task.acks_late:
                 logger.error("Task %s[%s] is not retried: %s", self.name, self.id, rejected.reason)
                 return False
-            retried = _raised(rejected)
+            retried = raised(rejected)
         self._is_buried = bool(vars(context).get("delayed_given_up"))
         if retried is not None:
             self.on_failure(retried)
@@ -306,20 +315,28 @@ class Request(CeleryRequest):
         else:
             is_lost = isinstance(error, WorkerLostError)
         retries = getattr(self.task, "retry_on_worker_lost", False)
-        if not is_lost or self._returns(error) or retries:
-            return False
-        was_stored = getattr(self, "_success_was_stored", None)
-        return was_stored is None or not was_stored()
+        return is_lost and not (self._returns_if_lost or retries or self._success_was_stored())
 
-    def _returns(self, error: BaseException) -> bool:
-        """Returns whether Celery puts its message back."""
-        if not self.task.acks_late or self._is_buried:
-            return False
-        if isinstance(error, TimeLimitExceeded):
-            both = self.task.acks_on_failure_or_timeout
-            return not getattr(self.task, "acks_on_timeout", both)  # Celery 5.7 has two settings
-        is_lost = isinstance(error, (WorkerLostError, SystemExit, KeyboardInterrupt))
-        return bool(is_lost and self.task.reject_on_worker_lost)
+    @property
+    def _returns_if_lost(self) -> bool:
+        """Whether Celery puts its message back if its process has ended."""
+        task = self.task
+        return bool(task.acks_late and task.reject_on_worker_lost) and not self._is_buried
+
+    def _success_was_stored(self) -> Any:
+        """Celery's own look into the result backend, which versions before 5.7 do not take."""
+        found = getattr(super(), "_success_was_stored", bool)()
+        if found:
+            self._has_succeeded = True
+            self.ended("+", (self._run_ms() or 0) / 1000)
+        return found
+
+    def _retry_worker_lost(self, error: Exception, *args: Any) -> bool:
+        """Celery's own, from 5.7 on: retry it after its process has died."""
+        is_retried: bool = super()._retry_worker_lost(error, *args)
+        if is_retried:
+            self._retried = Retry(exc=error, when=self.task.default_retry_delay)
+        return is_retried
 
     def _may_begin(self) -> bool:
         if self._begins is None:
@@ -337,19 +354,6 @@ def shard_of(message: Any) -> str:
     queue_of_tag = getattr(qos, "queue_of", lambda tag: None)
     found = queue_of_tag(message.delivery_tag)
     return str(found or (message.delivery_info or {}).get("routing_key") or "")
-
-
-def _lost(error: BaseException) -> Exception:
-    if isinstance(error, WorkerLostError):
-        return error
-    return WorkerLostError(f"The task's process has ended: {error!r}")
-
-
-def _raised(error: Exception) -> ExceptionInfo:
-    try:
-        raise error
-    except Exception:
-        return ExceptionInfo()
 
 
 class PooledRequest(Request):

@@ -9,9 +9,6 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import Reject
 from celery.signals import task_revoked
 from celery.utils.log import get_logger
-from kombu.exceptions import OperationalError
-
-from kombu_delayed.errors import NotReplicated, ServerFull
 
 logger = get_logger(__name__)
 
@@ -72,10 +69,3 @@ def report_errors(pool: Any) -> None:
         return apply(result_or_error, *args, **options)
 
     vars(pool)["on_apply"] = on_apply
-
-
-def is_out_of_reach(reason: Any) -> bool:
-    """Returns whether a retry was not sent because the broker is unreachable."""
-    # A retry that the master already has is stored once, even if it is sent again.
-    out_of_reach = isinstance(reason, (OperationalError, NotReplicated))
-    return out_of_reach and not isinstance(reason, ServerFull)
