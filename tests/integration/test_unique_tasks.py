@@ -260,6 +260,15 @@ def test_a_retry_of_a_task_whose_process_died_keeps_the_key(server: Server, tmp_
         assert [each.id for each in bench.app.delayed.recorded("failed")] == []
 
 
+@pytest.mark.parametrize("headers", [{"mine": 1}, {"delayed_unique": "other"}])
+def test_a_retry_with_other_headers_keeps_the_key(bench: Bench, headers: dict[str, Any]) -> None:
+    with bench.worker():
+        only(bench, "a", "retry_with", args=[headers])
+        wait_until(bench.backlog, "it is to be retried")
+    (retry,) = bench.app.delayed.find()
+    assert retry.headers == {**retry.headers, **headers, **unique_headers("k", until="finished")}
+
+
 def test_a_task_is_replaced_by_one_with_its_key(bench: Bench) -> None:
     headers = unique_headers("k", until="finished")
     with bench.worker(pool="solo"):

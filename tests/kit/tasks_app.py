@@ -255,6 +255,12 @@ def hand_on(self: Any, then: str, countdown: float | None, queue: str) -> None:
 
 
 @task(bind=True)
+def retry_with(self: Any, headers: dict[str, Any]) -> None:
+    """Is retried in an hour, with these headers."""
+    raise self.retry(countdown=3600, headers=headers)
+
+
+@task(bind=True)
 def replace_by(self: Any, then: str, headers: dict[str, Any]) -> None:
     """Is replaced by another task, with these headers."""
     self.replace(self.app.signature(then).set(headers=headers))

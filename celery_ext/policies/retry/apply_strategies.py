@@ -123,6 +123,8 @@ class _Retrying:
         """Like `Task.retry`. A given time or maximum takes precedence over the strategy's."""
         strategy, request = self._strategy(), self._task.request
         options = {**_own_limits(request), **options}
+        if options.get("headers") is not None:
+            options["headers"] = {**options["headers"], **_kept_key(request)}
         given = {"eta": eta, "countdown": countdown, "max_retries": max_retries}
         if strategy is None:
             return self._retry(args, kwargs, exc, throw, **given, **options)
@@ -268,6 +270,13 @@ def _own_limits(request: Context) -> dict[str, Any]:
     if not (isinstance(own, (list, tuple)) and len(own) == 2):
         return {}
     return {"time_limit": own[0], "soft_time_limit": own[1], "headers": headers}
+
+
+def _kept_key(request: Context) -> dict[str, Any]:
+    """Return the headers of a unique key that a task keeps until its end: its retries have it."""
+    headers = request.headers or {}
+    is_kept = headers.get(UNTIL_HEADER) is not None
+    return {name: headers[name] for name in UNIQUE_HEADERS if name in headers} if is_kept else {}
 
 
 def ran_out(message: Message, decision: RanOut) -> Decision:
