@@ -468,6 +468,29 @@ def test_an_error_that_cannot_say_what_it_is(bench: Bench, pool: str) -> None:
     assert letter.reason.endswith("UnspeakableError: (its text cannot be made: RuntimeError)")
 
 
+@pytest.mark.parametrize(
+    ("pool", "name", "args", "reason"),
+    [
+        ("solo", "fail_kept", ["fail"], "ValueError: no hope"),
+        ("prefork", "fail_kept", ["fail"], "ValueError: no hope"),
+        ("prefork", "fail_kept", ["die"], "WorkerLostError: Worker exited prematurely"),
+        ("solo", "fail_kept", [""], "UnspeakableError: (its text cannot be made: RuntimeError)"),
+        ("solo", "reject_unspeakable", [], "(its text cannot be made: RuntimeError)"),
+        ("prefork", "reject_unspeakable", [], "(its text cannot be made: RuntimeError)"),
+    ],
+)
+def test_a_dead_letter_says_why_its_task_has_failed(
+    bench: Bench, pool: str, name: str, args: list[str], reason: str
+) -> None:
+    with bench.worker(pool=pool):
+        bench.app.send_task(name, args, task_id="a")
+        wait_until(lambda: bench.app.delayed.counts()["celery"].dead, "it is a dead letter", 60)
+        bench.send("after", 0)
+        bench.ledger.wait_for_all(["after"])
+    (letter,) = bench.app.delayed.dead.list()
+    assert letter.letter.reason.startswith(reason)
+
+
 @pytest.mark.smoke
 def test_what_is_tried_again_after_its_limit_has_not_failed(bench: Bench) -> None:
     with bench.worker(module="tests.kit.policies_app", pool="prefork"):

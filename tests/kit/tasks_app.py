@@ -203,6 +203,19 @@ def unspeakable(self: Any) -> None:
     raise UnspeakableError
 
 
+@task(acks_late=True)
+def reject_unspeakable() -> None:
+    raise Reject(UnspeakableError())
+
+
+@task(acks_late=True, acks_on_failure_or_timeout=False)
+def fail_kept(how: str) -> None:
+    """Becomes a dead letter if it fails."""
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("no hope") if how == "fail" else UnspeakableError
+
+
 @task(bind=True, acks_late=True)
 def die(self: Any) -> None:
     write_down(self)

@@ -29,7 +29,7 @@ from ...app import recorder
 from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
 from ...policies.steps import CANNOT_END
 from ...policies.times.timeout import worker_limits
-from ...tasks.failures import BURIED, text_of
+from ...tasks.failures import BURIED, describe, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
 from .errors import is_out_of_reach, lost, raised
 from .settling import settle, settle_revoked
@@ -98,6 +98,8 @@ class Request(CeleryRequest):
     _goes_on: bool | None = None
     #: Whether it is a dead letter, and so must not become another one.
     _is_buried = False
+    #: Why its message is rejected, if it is.
+    _why = ""
     #: Whether its message has gone back to its queue.
     _goes_back = False
     #: Whether its process died after it had stored the result.
@@ -185,6 +187,8 @@ class Request(CeleryRequest):
             self.acknowledge()
         else:
             self._goes_back = self._goes_back or (requeue and not self.acknowledged)
+            if self._why and not requeue and hasattr(self.message.channel, "handed_out"):
+                self.message.channel.qos.because(self.message.delivery_tag, self._why)
             super().reject(requeue)
 
     def _announce_revoked(self, reason: str, *args: Any) -> None:
@@ -254,11 +258,11 @@ class Request(CeleryRequest):
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             error = error.exc
+        self._why = describe(error)
         if isinstance(error, Reject) and hasattr(self.message.channel, "handed_out"):
             if not self.acknowledged and is_out_of_reach(error.reason):
                 error.requeue = True
-            if error.reason and not error.requeue:
-                self.message.channel.qos.because(self.message.delivery_tag, str(error.reason))
+            self._why = text_of(error.reason) if error.reason else ""
         self._is_buried = self._is_buried or getattr(exc_info, BURIED, False)
         if self._was_lost(error) and self._is_retried(lost(error)):
             return None
