@@ -255,7 +255,8 @@ def head_of(task: str, tenant: Any, family: Family = ()) -> str:
     """The first line of a record."""
     if family:
         return json.dumps(["t", task, tenant, *family], default=str) + "\n"
-    if tenant is None and task.isascii() and '"' not in task and "\\" not in task:
+    is_plain = task.isascii() and task.isprintable() and '"' not in task and "\\" not in task
+    if tenant is None and is_plain:
         return f'["t","{task}",null]\n'
     return json.dumps(["t", task, tenant], default=str) + "\n"
 

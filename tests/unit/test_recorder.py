@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from celery_ext.app import recorder
 from celery_ext.app.outcome_options import OutcomeOptions
 from celery_ext.app.recorder import Recorder, Run
-from celery_ext.tasks.history import TaskHistory
+from celery_ext.tasks.history import TaskHistory, head_of
 from celery_ext.worker.requests.request import Request
 from kombu_delayed.store.outcomes.records import Known
 
@@ -131,6 +131,11 @@ def test_a_clock_that_is_set_back_hides_no_end(
     history = lines(*note.lines.splitlines())
     assert history.state == "succeeded"
     assert [step.event for step in history.steps] == ["received", "started", "succeeded"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x00b", 'a"b', "a\\b", "ä"])
+def test_a_name_with_any_letters_is_one_line(name: str) -> None:
+    assert [json.loads(line) for line in head_of(name, None).splitlines()] == [["t", name, None]]
 
 
 def test_a_clock_that_is_set_back_gives_no_negative_run_time() -> None:
