@@ -17,6 +17,9 @@ HEADER = "delayed_failures"
 #: An attribute of the ExceptionInfo of a task: whether it has become a dead letter.
 BURIED = "delayed_buried"
 
+#: The same, of a task that is retried: the queue or shard in which its retry holds its unique key.
+RETRIED_IN = "delayed_retried_in"
+
 #: How many of the last failures are kept, with how many frames and characters of each traceback.
 KEPT, FRAMES, TRACEBACK_LENGTH = 20, 3, 1_000
 

@@ -263,10 +263,24 @@ def test_a_retry_of_a_task_whose_process_died_keeps_the_key(server: Server, tmp_
 @pytest.mark.parametrize("headers", [{"mine": 1}, {"delayed_unique": "other"}])
 def test_a_retry_with_other_headers_keeps_the_key(bench: Bench, headers: dict[str, Any]) -> None:
     with bench.worker():
-        only(bench, "a", "retry_with", args=[headers])
+        only(bench, "a", "retry_with", args=[{"headers": headers}])
         wait_until(bench.backlog, "it is to be retried")
     (retry,) = bench.app.delayed.find()
     assert retry.headers == {**retry.headers, **headers, **unique_headers("k", until="finished")}
+
+
+@pytest.mark.parametrize("pool", ["solo", "prefork"])
+@pytest.mark.parametrize("name", ["retry_with", "retry_late_with"])
+@pytest.mark.parametrize("more", [{}, {"policies": [Backoff([3600])]}])
+def test_a_retry_in_another_queue_takes_the_key_along(
+    bench: Bench, pool: str, name: str, more: dict[str, Any]
+) -> None:
+    with bench.worker(pool=pool):
+        only(bench, "a", name, args=[{"queue": "other"}], **more)
+        wait_until(bench.backlog, "it is to be retried")
+        wait_until(lambda: is_free(bench), "its key is free in its first queue")
+    with pytest.raises(AlreadyDelayed):
+        only(bench, "b", queue="other")
 
 
 def test_a_task_is_replaced_by_one_with_its_key(bench: Bench) -> None:

@@ -268,9 +268,14 @@ def hand_on(self: Any, then: str, countdown: float | None, queue: str) -> None:
 
 
 @task(bind=True)
-def retry_with(self: Any, headers: dict[str, Any]) -> None:
-    """Is retried in an hour, with these headers."""
-    raise self.retry(countdown=3600, headers=headers)
+def retry_with(self: Any, options: dict[str, Any]) -> None:
+    """Is retried in an hour, with these options."""
+    raise self.retry(countdown=3600, **options)
+
+
+@task(bind=True, acks_late=True)
+def retry_late_with(self: Any, options: dict[str, Any]) -> None:
+    raise self.retry(countdown=3600, **options)
 
 
 @task(bind=True)

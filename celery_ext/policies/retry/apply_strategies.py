@@ -20,6 +20,7 @@ from celery.utils.log import get_logger
 
 from celery_ext.app.broker import own_broker
 from celery_ext.app.capture import Capture
+from celery_ext.app.unique_outcomes import hearing
 from celery_ext.errors import BROKER_FAILS
 from celery_ext.tasks import failures
 from celery_ext.tasks.body import read_body
@@ -29,7 +30,7 @@ from celery_ext.tasks.times import from_ms
 from kombu_delayed.consumer.policy.decisions import Decision, Delay, Drop
 from kombu_delayed.errors import OptionError
 from kombu_delayed.message import clock
-from kombu_delayed.message.envelope import UNTIL_HEADER, to_json
+from kombu_delayed.message.envelope import UNTIL_HEADER, escaped, to_json
 from kombu_delayed.message.wait import Wait
 
 from ..apps import policies_of
@@ -81,8 +82,8 @@ class _Retrying:
     def __init__(self, task: Task, strategy_of: StrategyOf) -> None:
         self._task = task
         self.strategy_of = strategy_of
-        self._retry, self._on_failure = task.retry, task.on_failure
-        task.retry, task.on_failure = self.retry, self.on_failure
+        self._retry, self._on_failure, self._on_retry = task.retry, task.on_failure, task.on_retry
+        task.retry, task.on_failure, task.on_retry = self.retry, self.on_failure, self.on_retry
         self.run = self._wrapped(task.run)
 
     def _wrapped(self, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,11 +124,9 @@ class _Retrying:
         """Like `Task.retry`. A given time or maximum takes precedence over the strategy's."""
         strategy, request = self._strategy(), self._task.request
         options = {**_own_limits(request), **options}
-        if options.get("headers") is not None:
-            options["headers"] = {**options["headers"], **_kept_key(request)}
         given = {"eta": eta, "countdown": countdown, "max_retries": max_retries}
         if strategy is None:
-            return self._retry(args, kwargs, exc, throw, **given, **options)
+            return self._heard(args, kwargs, exc, throw, **given, **options)
         error = exc or sys.exc_info()[1] or MaxRetriesExceededError(f"{self._task.name} has failed")
         attempt, message = request.retries + 1, self._message()
         history = failures.before(request.headers)
@@ -159,9 +158,21 @@ class _Retrying:
         for name in (OWN_LIMITS_HEADER, STRATEGY_HEADER):  # it may have kilobytes of pauses
             merged.pop(name, None)
         try:
-            return self._retry(max_retries=ENDLESS, **given, **{**changes, "headers": merged})
+            return self._heard(max_retries=ENDLESS, **given, **{**changes, "headers": merged})
         finally:
             vars(self._task).pop("override_max_retries", None)
+
+    def _heard(self, *args: Any, **options: Any) -> Any:
+        """Call `Task.retry`, and note where the retry holds the unique key of its task, if any."""
+        request = self._task.request
+        if options.get("headers") is not None:
+            options["headers"] = {**options["headers"], **_kept_key(request)}
+        with hearing() as sent:
+            try:
+                return self._retry(*args, **options)
+            finally:
+                id = escaped(str(request.id))
+                request.delayed_retried_in = next((to.queue for to in sent if to.id == id), None)
 
     def on_failure(
         self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: ExceptionInfo
@@ -174,6 +185,14 @@ class _Retrying:
         """
         setattr(einfo, failures.BURIED, vars(self._task.request).get("delayed_given_up", False))
         self._on_failure(exc, task_id, args, kwargs, einfo)
+
+    def on_retry(
+        self, exc: Exception, task_id: str, args: Any, kwargs: Any, einfo: ExceptionInfo | None
+    ) -> None:
+        """Like `Task.on_retry`, after telling the process that received the task of its key."""
+        if einfo is not None:  # else Celery cancels it in a cold shutdown
+            setattr(einfo, failures.RETRIED_IN, vars(self._task.request).get("delayed_retried_in"))
+        self._on_retry(exc, task_id, args, kwargs, einfo)
 
     def ended(
         self, request: Context, error: Exception, store_errors: bool = True

@@ -29,7 +29,7 @@ from ...app import recorder
 from ...app.recorder import ARGUMENTS_LENGTH, MESSAGE_LENGTH
 from ...policies.steps import CANNOT_END
 from ...policies.times.timeout import worker_limits
-from ...tasks.failures import BURIED, describe, text_of
+from ...tasks.failures import BURIED, RETRIED_IN, describe, text_of
 from ..shutdown.cold_shutdown import CancelledGreenlets, CancelledProcesses
 from .errors import is_out_of_reach, lost, raised
 from .settling import settle, settle_revoked
@@ -281,8 +281,9 @@ class Request(CeleryRequest):
             if not (self._already_cancelled or isinstance(error, Terminated)):
                 self._has_failed(error, exc_info.traceback)
                 if self.hold is not None and not self._goes_back:
-                    if isinstance(error, Retry) and not self.task.acks_late:
-                        self.hold.waits(error.when)
+                    if isinstance(error, Retry):
+                        home = getattr(exc_info, RETRIED_IN, None)
+                        self.hold.goes_on(error.when, home, self.task.acks_late)
                     self.hold.ended(error, self.task.acks_late)
             elif self.hold is not None and not self.task.acks_late:
                 self.hold.ended(error, acks_late=False)

@@ -59,6 +59,13 @@ class UniqueHold:
         held = self._of(max(ms_until(until), 0) + WAITING_MS)
         self._set(held._replace(goes_on=True))
 
+    def goes_on(self, until: Any, queue: str | None, acks_late: bool) -> None:
+        """Keep the key for a retry; release it if the retry holds it in another queue instead."""
+        if queue is not None and queue != self._of(0).queue:
+            self._set(self._of(0))
+        elif not acks_late:
+            self.waits(until)
+
     def ended(self, error: BaseException | None = None, acks_late: bool = True) -> None:
         """Release the key after an error or success, but not before a retry. Safe to call twice."""
         returns = isinstance(error, Reject) and error.requeue and acks_late
