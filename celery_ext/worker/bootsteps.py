@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 STOCK_STRATEGY, STOCK_REQUEST = "celery.worker.strategy:default", "celery.worker.request:Request"
 REQUEST, POOLED_REQUEST = (
     "celery_ext.worker.requests.request:Request",
-    "celery_ext.worker.requests.request:PooledRequest",
+    "celery_ext.worker.requests.pooled_request:PooledRequest",
 )
 
 #: How many times an ending process of the pool is checked, and the time between two checks.

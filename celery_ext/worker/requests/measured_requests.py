@@ -12,7 +12,8 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu_delayed.store.calls.shards import queue_of
 
 from ...metrics.measuring import measure
-from .request import KILLED, PooledRequest, Request, as_result, shard_of
+from .pooled_request import PooledRequest
+from .request import KILLED, Request, as_result, shard_of
 
 _STATES = (
     (Retry, "retry"),
