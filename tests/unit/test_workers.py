@@ -71,7 +71,7 @@ def test_tasks_with_a_strategy_or_a_request_of_their_own_keep_it(
         batched = app.task(name="batched", shared=False, Strategy="batches:Strategy")(abs_of)
         special = app.task(name="special", shared=False, Request="special:Request")(abs_of)
         app.finalize()
-        pool = SimpleNamespace(signal_safe=not queues_in_threads)
+        pool = SimpleNamespace(signal_safe=not queues_in_threads, on_apply=None)
         for _ in range(2):
             OwnRequests(SimpleNamespace(app=app, pool=pool, controller=None))
         assert [task.Request for task in (plain, batched, special)] == [
