@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kombu_delayed.connection import native
 from kombu_delayed.connection.commands import Replicas
 from kombu_delayed.connection.sentinel.connection import SentinelConnection
 from kombu_delayed.connection.sentinel.watch import (
@@ -205,6 +206,16 @@ def test_a_process_that_comes_waits_until_all_sentinels_have_been_asked(
     assert watch.is_held
     watch._asked_until = -math.inf
     assert not watch.is_held
+
+
+def test_a_connection_without_followers_waits_for_no_sentinel(
+    watch: MasterWatch, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that would ask the Sentinels end at once."""
+    watch.leave(follower)
+    monkeypatch.setattr(native, "start_thread", lambda run, name: run())
+    watch.start()
+    assert not watch._asked
 
 
 def test_a_follower_that_fails_stops_no_other(watch: MasterWatch, follower: Follower) -> None:

@@ -226,6 +226,7 @@ class MasterWatch:
         with self._lock:
             if not self._followers:
                 self._listening.discard(sentinel)
+                self._asked.discard(sentinel)
             return bool(self._followers)
 
     def _listen(self, sentinel: Address, client: redis.Redis) -> None:
