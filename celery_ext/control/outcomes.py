@@ -246,8 +246,8 @@ def listed(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
 
 
 def _all(queues: Queues, of: str, shard: str) -> Iterator[TaskHistory]:
-    for page in Outcomes(queues.store).pages(shard, of):
-        yield from map(TaskHistory.of, page)
+    for each in Outcomes(queues.store).listed(shard, of):
+        yield TaskHistory.of(each.known)
 
 
 def is_listed(history: TaskHistory, of: str) -> bool:

@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_ext import Delayed, Query
 from celery_ext.errors import QueryError
+from celery_ext.http.api import cursors
 from celery_ext.http.api.endpoints.lists import by_state, search
 from kombu_delayed.store.outcomes.records import Kept, Note, Outcomes
 from tests.http.test_pages_lists import listed
@@ -118,6 +119,34 @@ def test_over_http(
         assert ids(where=SEVEN, state=state) == []
     bury(delayed)
     assert ids(where="args.customer_id == 6", state="dead") == ["r16", "r6"]
+
+
+@pytest.mark.parametrize("looked_at", [1, 5_000])
+def test_a_list_that_changes_between_its_pages(
+    looked_at: int,
+    api: httpx.Client,
+    delayed: Delayed,
+    outcomes: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each failed task is on a page, although those on the pages before are sent again."""
+    monkeypatch.setattr(by_state, "RECORDS", looked_at)
+    found, given = [], {"state": "failed", "limit": "2"}
+    while True:
+        page = api.get("/v1/tasks", params=given).json()
+        ids = [task["id"] for task in page["tasks"]]
+        found += ids
+        again = [Note(id, "r", 1, False, "[]\n", '["r",1,1,"web1:1:a"]\n') for id in ids]
+        calls = Outcomes(delayed.store).note_calls("celery", again, Kept(100, 60_000_000))
+        delayed.store.all_of(calls)
+        if page["next"] is None:
+            break
+        given["cursor"] = page["next"]
+    assert found == ["f5", "f4", "f3", "f2", "f1"]
+    for name in ("failed", "slow ", "failed-ids f1"):
+        cursor = cursors.write("celery", 3, name)
+        answer = api.get("/v1/tasks", params={"state": "failed", "cursor": cursor})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "cursor")
 
 
 def test_run_times_and_workers_over_http(api: httpx.Client, outcomes: None) -> None:

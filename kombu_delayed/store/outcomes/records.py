@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ...connection.commands import scored
 from ..calls.caller import chunks, without_errors
 from ..calls.scripts import Call
 from ..store import Store
@@ -43,6 +44,24 @@ class Known(NamedTuple):
     id: str
     text: bytes
     is_alive: bool
+
+
+class Place(NamedTuple):
+    """The place of a task in a list: the time of its state, or of its next attempt, and its id."""
+
+    at_ms: int
+    id: str
+
+
+#: The place before all others.
+TOP = Place(2**53, "")
+
+
+class Listed(NamedTuple):
+    """A task of a list, and its place there."""
+
+    place: Place
+    known: Known
 
 
 class Kept(NamedTuple):
@@ -121,21 +140,22 @@ class Outcomes:
         found = without_errors(self._store.run.many([("ZCARD", key) for key in keys]))
         return dict(zip(queues, found, strict=True))
 
-    def pages(self, queue: str, of: str) -> Iterator[list[Known]]:
-        """All that one of `LISTS` has now, the latest first, in pages.
+    def listed(self, queue: str, of: str, begin: Place = TOP) -> Iterator[Listed]:
+        """All that one of `LISTS` has now, the latest first, from a place on.
 
-        The ids are read at once: a page by place would miss some if others left the list meanwhile.
+        The places are read at once, some 2,000 at most: others may leave the list meanwhile.
         """
-        ids = self._store.run("ZREVRANGE", self._store.keys(queue).outcomes + LISTS[of], 0, -1)
-        for part in chunks(ids, PAGE_SIZE):
-            yield _known(queue, self._store.ask("outcomes", queue, ids=part))
+        key = self._store.keys(queue).outcomes + LISTS[of]
+        found = scored(self._store.run("ZREVRANGE", key, 0, -1, "WITHSCORES"))
+        places = [Place(int(float(at)), id.decode(errors="surrogateescape")) for id, at in found]
+        wanted = {each.id: each for each in places if _order(each) <= _order(begin)}
+        for ids in chunks([*wanted], PAGE_SIZE):
+            for each in _known(queue, self._store.ask("outcomes", queue, ids=ids)):
+                yield Listed(wanted[each.id], each)
 
-    def page(self, queue: str, of: str, start: int = 0) -> tuple[list[Known], bool]:
-        """Part of one of `LISTS`, the latest first, and whether there is more."""
-        count, *answer = self._store.ask(
-            "outcomes_page", queue, list=LISTS[of], start=start, count=PAGE_SIZE
-        )
-        return _known(queue, answer), count == PAGE_SIZE
+
+def _order(place: Place) -> tuple[int, bytes]:
+    return place.at_ms, place.id.encode(errors="surrogateescape")
 
 
 def _known(queue: str, answer: Sequence[Any]) -> list[Known]:

@@ -10,7 +10,7 @@ from celery_ext.control.outcomes import TaskFilter, is_listed
 from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.query import Query
 from kombu_delayed.inspection.ready.lists import id_of
-from kombu_delayed.store.outcomes.records import PAGE_SIZE, Outcomes
+from kombu_delayed.store.outcomes.records import TOP, Outcomes, Place
 
 from ....problems import Problem
 from ... import cursors
@@ -63,28 +63,24 @@ def _dead(call: Call, search: Search) -> tuple[list[State], str | None]:
 
 
 def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
-    place = cursors.read_place(search.cursor, call.identity)
     outcomes, chosen = Outcomes(call.service.delayed.store), filter_of_search(search)
     found: list[State] = []
     left, state = RECORDS, search.state or ""
-    for shard, of in _places(call, search, place):
-        # A page may have fewer records than ids: a place is that of a page, and an index in it.
-        at = place[1] if (shard, of) == (place[0], place[2]) else 0
-        more = True
-        while more:
-            start, passed = divmod(at, PAGE_SIZE)
-            if left <= 0 or len(found) >= search.limit:
-                return found, cursors.write(shard, at, of)
-            page, more = outcomes.page(shard, of, start)
-            left -= max(len(page), EMPTY)
-            at = (start + PAGE_SIZE) * PAGE_SIZE
-            for number, record in enumerate(map(TaskHistory.of, page)):
-                if number < passed:
-                    continue
-                if len(found) >= search.limit:
-                    return found, cursors.write(shard, start * PAGE_SIZE + number, of)
-                if _is_wanted(call, search, record, state, of) and chosen.matches(record):
-                    found.append(state_of_record(record))
+
+    def following(shard: str, of: str, place: Place) -> str | None:
+        is_full = left <= 0 or len(found) >= search.limit
+        return cursors.write(shard, place.at_ms, f"{of} {place.id}") if is_full else None
+
+    for shard, of, begin in _lists(call, search):
+        if cursor := following(shard, of, begin):
+            return found, cursor
+        for place, known in outcomes.listed(shard, of, begin):
+            if cursor := following(shard, of, place):
+                return found, cursor
+            left, record = left - 1, TaskHistory.of(known)
+            if _is_wanted(call, search, record, state, of) and chosen.matches(record):
+                found.append(state_of_record(record))
+        left -= EMPTY
     return found, None
 
 
@@ -94,15 +90,21 @@ def filter_of_search(search: Search) -> TaskFilter:
     return TaskFilter(search.task, search.error, search.worker, *lengths)
 
 
-def _places(call: Call, search: Search, place: tuple[str, int, str]) -> Iterator[tuple[str, str]]:
-    """Each shard with each list, from a place on."""
-    lists = LISTS[search.state or ""]
-    if place[2] and place[2] not in lists:
+def _lists(call: Call, search: Search) -> Iterator[tuple[str, str, Place]]:
+    """The lists of each shard, from the cursor on, and the place at which to begin."""
+    first, at_ms, name = cursors.read_place(search.cursor, call.identity)
+    of, mark, id = name.partition(" ")
+    lists, begin = LISTS[search.state or ""], Place(at_ms, id)
+    if search.cursor is None:
+        of, begin = lists[0], TOP
+    elif not (mark and of in lists):
         raise Problem.of_field("cursor", "this search has not returned it")
     for shard in sorted(call.service.shards(call.identity, search.queue)):
-        for of in lists:
-            if (shard, lists.index(of)) >= (place[0], lists.index(place[2]) if place[2] else 0):
-                yield shard, of
+        for each in lists:
+            if (shard, each) == (first, of):
+                yield shard, each, begin
+            elif (shard, lists.index(each)) > (first, lists.index(of)):
+                yield shard, each, TOP
 
 
 def _is_wanted(call: Call, search: Search, record: TaskHistory, state: str, of: str) -> bool:
