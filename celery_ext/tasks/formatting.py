@@ -149,7 +149,8 @@ class _Fitting(Table):
             longest = max(console.measure(cell, options=wide).maximum for cell in cells)
             return longest if column.no_wrap else min(longest, FLEXIBLE_WIDTH)
 
-        return sum(1 + width(column) for column in self.columns)
+        # Each column has a space behind it, and the box a character between two columns.
+        return sum(2 + width(column) for column in self.columns) - 1
 
     def _below_each_other(self) -> Table:
         made = facts_table()

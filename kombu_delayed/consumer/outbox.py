@@ -91,8 +91,8 @@ class Outbox:
         self.done: deque[Done] = deque()
         self.freed: deque[Freed] = deque()
         self.held: deque[Held] = deque()
-        #: Unique key and id of a task -> what was last said of them.
-        self._held_last: OrderedDict[tuple[str, str], Held] = OrderedDict()
+        #: Queue, unique key and id of a task -> what was last said of them.
+        self._held_last: OrderedDict[tuple[str, ...], Held] = OrderedDict()
         self._done_lately: deque[Done] = deque(maxlen=RECENT_LIMIT)
         self._freed_lately: deque[Freed] = deque(maxlen=RECENT_LIMIT)
         self._held_lately: deque[Held] = deque(maxlen=RECENT_LIMIT)
@@ -117,8 +117,8 @@ class Outbox:
 
     def hold(self, held: Held) -> None:
         """Set for how long a task holds its key. This replaces what was set before."""
-        self._held_last.pop((held.key, held.id), None)  # so that it becomes the newest
-        self._held_last[held.key, held.id] = held
+        self._held_last.pop(held[:3], None)  # so that it becomes the newest
+        self._held_last[held[:3]] = held
         if len(self._held_last) > RECENT_LIMIT:
             self._held_last.popitem(last=False)
         self.held.append(held)
@@ -253,4 +253,4 @@ class Outbox:
 
     def _last(self, held: Held) -> Held:
         """Return the newest entry of its task and key. An older one may be sent again after it."""
-        return self._held_last.get((held.key, held.id), held)
+        return self._held_last.get(held[:3], held)

@@ -93,7 +93,8 @@ class Part:
         try:
             self.claims.announce(queue)
         except UNREACHABLE as error:
-            self._silent_until = monotonic() + SILENT_SECONDS
+            if not isinstance(error, SlotMoves):  # of this queue only
+                self._silent_until = monotonic() + SILENT_SECONDS
             logger.info("Other consumers of queue %r will only notice by polling: %s", queue, error)
 
     def hold(self, queue: str) -> None:

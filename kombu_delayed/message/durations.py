@@ -127,19 +127,22 @@ class Rate(NamedTuple):
 
 
 def parse_rate(given: Any) -> Rate:
-    """Parse a rate above 0, per second by default. Raises ValueError that names the value."""
+    """Parse a rate of at least one in 3660d, per second by default. Raises ValueError."""
     found = _RATE.fullmatch(given.strip().replace(",", "")) if isinstance(given, str) else None
     count = float(found[1]) * 1000.0 ** _POWERS[found[2]] if found else 0
     if found is None or not 0 < count < math.inf:
         raise ValueError(_not_a_rate(given))
     try:
-        return Rate(count, parse_ms(f"{found[3] or 1}{found[4] or 's'}"))
+        rate = Rate(count, parse_ms(f"{found[3] or 1}{found[4] or 's'}"))
     except ValueError as error:
         raise ValueError(f"{_not_a_rate(given)}; of its time, {error}") from error
+    if rate.every_ms > PERIOD[1].total_seconds() * 1000:  # servers keep no longer times of tokens
+        raise ValueError(_not_a_rate(given, "of at least one in 3660d"))
+    return rate
 
 
-def _not_a_rate(given: Any) -> str:
-    return f"{_shown(given)} is not a rate above 0: give text such as 5/s, 1k/s, 100/m or 1000/2h"
+def _not_a_rate(given: Any, bound: str = "above 0") -> str:
+    return f"{_shown(given)} is not a rate {bound}: give text such as 5/s, 1k/s, 100/m or 1000/2h"
 
 
 def parse_size(text: str) -> float:

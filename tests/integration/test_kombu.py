@@ -190,6 +190,28 @@ def test_a_no_ack_consumer_joins_another_one(
     wait_until(lambda: second.drain(0.01) and unacked(client) == 0, "none is held")
 
 
+def test_a_no_ack_consumer_joins_one_that_has_missed_an_answer(
+    connection: Connection, mail: Queue, client: redis.Redis
+) -> None:
+    """The message in the lost answer was claimed for the other one."""
+    publish(connection, 0)
+    channel = connection.default_channel
+    first = Inbox(channel, mail, prefetch_count=10)
+    connection.drain_events(timeout=30)
+    session, claims = channel.consumer.session, channel.consumer.parts[0].claims
+    publish(connection, 1)
+    claims.unsure["mail"] = session.tag
+    session.tag += 1
+    own = {"tag": session.tag, "lease_ms": session.lease.ms}
+    answer = channel.consumer.store.deliver("mail", session.lease.consumer, want=1, **own)
+    assert len(answer.records) == 1
+    second = Inbox(channel, mail, no_ack=True)
+    wait_until(lambda: second.drain(0.01) and not client.exists("mail"), "the queue is empty")
+    wait_until(lambda: second.drain(0.01) and not unacked(client), "none is held")
+    wait_until(lambda: second.drain(0.01) and not client.exists("mail"), "the queue is empty")
+    assert first.bodies + second.bodies == [0, 1]
+
+
 def test_prefetch_limit(connection: Connection, mail: Queue, client: redis.Redis) -> None:
     inbox = Inbox(connection, mail, prefetch_count=3, ack=False)
     for n in range(10):

@@ -14,6 +14,7 @@ import pytest
 from kombu import VERSION, Connection, Exchange, Queue
 from redis.exceptions import RedisError
 
+from celery_ext import unique_headers
 from kombu_delayed.errors import ServerFull
 from tests.kit.inbox import Inbox
 from tests.kit.ledger import Ledger
@@ -351,6 +352,22 @@ def test_tasks_whose_results_a_full_server_refuses_are_acked(
         assert worker.running
     starts_and_ends = 2
     assert ledger.runs() == dict.fromkeys(ids, starts_and_ends)
+
+
+def test_a_greenlet_at_its_limit_whose_result_a_full_server_refuses_is_acked(
+    own_server: Server, ledger: Ledger, tmp_path: Path
+) -> None:
+    setup = Settings(f"delayed+{own_server.url}", own_server.url, {}, str(ledger.path))
+    app, headers = make_app(setup), unique_headers("k", until="finished")
+    id = app.send_task("late", (600,), time_limit=2, headers=headers).id
+    worker = Worker(setup, tmp_path, pool="gevent")
+    with full(own_server), worker, own_server.client() as client:
+        ledger.wait_for_all([id])
+        wait_until(lambda: not client.keys("{celery}:unacked:*"), "the worker keeps none")
+        wait_until(lambda: not client.exists("{celery}:unique-held"), "its key is free")
+        assert not client.exists("celery")
+        assert worker.running
+    assert ledger.runs() == {id: 1}
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent", "solo"])

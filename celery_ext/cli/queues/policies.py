@@ -20,7 +20,7 @@ from ..session import Session, command
 def policies(session: Session, queue: str | None) -> None:
     """Show the policies that all workers of a queue obey.
 
-    And who declared them, and when.
+    Also shows who declared them, and when.
     """
     _show(session, session.delayed.policies(queue))
 

@@ -59,14 +59,15 @@ class MeasuredRequest(Request):
 
     def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """It has failed, will be retried, or has rejected or ignored its message."""
-        found = super().on_failure(exc_info, *args, **kwargs)
-        error = exc_info.exception
-        if isinstance(error, ExceptionWithTraceback):
-            error = error.exc
-        error = self._retried or error
-        state = next((state for kind, state in _STATES if isinstance(error, kind)), "failure")
-        self._ends("success" if self._has_succeeded else state)
-        return found
+        try:
+            return super().on_failure(exc_info, *args, **kwargs)
+        finally:
+            error = exc_info.exception
+            if isinstance(error, ExceptionWithTraceback):
+                error = error.exc
+            error = self._retried or error
+            state = next((state for kind, state in _STATES if isinstance(error, kind)), "failure")
+            self._ends("success" if self._has_succeeded else state)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """It has exceeded its time limit. `soft`: the limit of which the task itself is told."""

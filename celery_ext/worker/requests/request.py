@@ -29,7 +29,7 @@ from ...policies.times.timeout import worker_limits
 from ...tasks.failures import BURIED, RETRIED_IN, describe, text_of
 from ..shutdown.cold_shutdown import CancelledProcesses
 from .errors import is_out_of_reach, lost, raised
-from .settling import settle, settle_revoked
+from .settling import not_stored, settle, settle_revoked
 from .unique_hold import UniqueHold
 
 logger = get_logger(__name__)
@@ -168,9 +168,12 @@ class Request(CeleryRequest):
         error = TimeLimitExceeded(timeout)
         try:
             if soft or not self._goes_on_after(error):
-                super().on_timeout(soft, timeout)
-                if self._is_buried and self.task.acks_late:
-                    self.acknowledge()
+                try:
+                    super().on_timeout(soft, timeout)
+                except Exception as failed:
+                    not_stored(self, failed)
+                if not (soft or self._already_cancelled):
+                    settle(self, error)
                 if self.hold is not None and not soft and not self._goes_back:
                     self.hold.ended()
         finally:
@@ -272,7 +275,7 @@ class Request(CeleryRequest):
                 settle(self, error, isinstance(error, WorkerLostError) and self._returns_if_lost)
             if not isinstance(error, Reject):
                 raise
-            logger.error("The result of task %s[%s] is not stored: %r", self.name, self.id, failed)
+            not_stored(self, failed)
         finally:
             error = self._retried or error
             if not (self._already_cancelled or isinstance(error, Terminated)):
@@ -335,7 +338,13 @@ class Request(CeleryRequest):
 
     def _retry_worker_lost(self, error: Exception, *args: Any) -> bool:
         """Celery's own, from 5.7 on: retry it after its process has died."""
-        is_retried: bool = super()._retry_worker_lost(error, *args)
+        try:
+            is_retried: bool = super()._retry_worker_lost(error, *args)
+        except Exception as failed:  # after the retry was sent
+            not_stored(self, failed)
+            is_retried = True
+            if self.task.acks_late:
+                self.acknowledge()
         if is_retried:
             self._retried = Retry(exc=error, when=self.task.default_retry_delay)
         return is_retried

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from billiard.exceptions import TimeLimitExceeded
 from celery.exceptions import Reject
 from celery.signals import task_revoked
 from celery.utils.log import get_logger
@@ -13,22 +14,25 @@ from celery.utils.log import get_logger
 logger = get_logger(__name__)
 
 
-def settle(request: Any, error: BaseException, returns: bool) -> None:
+def settle(request: Any, error: BaseException, returns: bool = False) -> None:
     """Ack or reject the message of a task if Celery has raised before that.
 
-    Celery does so if it cannot store the result of a rejected task, and for each MemoryError, which
-    stops some workers. Otherwise a worker would keep the message, and its place in the prefetch
-    limit, until it ends, and the message would stop the next one, too. `returns` says whether
-    Celery puts the message back.
+    Celery does so if it cannot store the result of a rejected task, or of one that exceeds its time
+    limit in a greenlet, and for each MemoryError, which stops some workers. Otherwise a worker
+    would keep the message, and its place in the prefetch limit, until it ends, and the message
+    would stop the next one, too. `returns` says whether Celery puts the message back.
     """
     task = request.task
     if not task.acks_late or request.acknowledged:
         return
+    is_timeout = isinstance(error, TimeLimitExceeded)
+    both = task.acks_on_failure_or_timeout  # the only setting before Celery 5.7
+    acks = getattr(task, "acks_on_timeout" if is_timeout else "acks_on_failure", both)
     if isinstance(error, Reject):
         request.reject(requeue=error.requeue)
-    elif returns:
+    elif returns or (is_timeout and not acks):
         request.reject(requeue=True)
-    elif getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout):  # before Celery 5.7
+    elif acks:
         request.acknowledge()
     else:
         request.reject()
@@ -41,11 +45,16 @@ def settle_revoked(
 
     The error would end the worker, and the message would return and end the next one.
     """
-    logger.error("The result of task %s[%s] is not stored: %r", request.name, request.id, error)
+    not_stored(request, error)
     request.acknowledge()
     request._already_revoked = True
     facts = {"terminated": terminated, "signum": signum, "expired": expired}
     task_revoked.send(request.task, request=request._context, **facts)
+
+
+def not_stored(request: Any, error: Exception) -> None:
+    """Log that Celery cannot store the result of a task."""
+    logger.error("The result of task %s[%s] is not stored: %r", request.name, request.id, error)
 
 
 def report_errors(pool: Any) -> None:

@@ -49,7 +49,7 @@ class UniqueHold:
     def begins(self, limit_seconds: float | None) -> None:
         """Keep the key for a limited time, because the message is about to be acked."""
         limit = limit_seconds or inf
-        self._set(self._of(LONGEST_MS if limit == inf else int(limit * 1000) + MARGIN_MS))
+        self._set(self._of(int(limit * 1000) + MARGIN_MS if limit < inf else LONGEST_MS))
 
     def waits(self, until: Any) -> None:
         """Keep the key for a retry that is due then, or in these seconds.

@@ -85,7 +85,7 @@ class Claims:
         self.agenda = Agenda()
 
     def announce(self, queue: str) -> None:
-        """Let others claim from a queue whose token this consumer took and does not follow."""
+        """Let others claim from a queue whose token it does not follow. Raises UNREACHABLE."""
         if queue in self.unsure:  # only this one: the pending claim may answer for others
             self.pending.clear()
             consumer, seen_tag = self._session.lease.consumer, self.unsure[queue]
@@ -382,8 +382,10 @@ class Claims:
             # A signal handler may have raised just after they were taken in.
             known = {entry.tag for entry in self.buffer}
             new = [each for each in found if not (each[0] in known or self._qos.queue_of(each[0]))]
-            back = [each for each in new if each[0] <= self._given_up_to]
-            claimed = [Claimed(queue, *each) for each in new if each[0] > self._given_up_to]
+            # A consumer without acks has joined since: what the server holds waits for one.
+            last = math.inf if source.no_ack else self._given_up_to
+            back = [each for each in new if each[0] <= last]
+            claimed = [Claimed(queue, *each) for each in new if each[0] > last]
             self.buffer.extend(self._let_in(queue, claimed, False))
         if back:
             self._give_back(queue, [tag for tag, _ in back])
