@@ -251,6 +251,7 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
         (["serve", "--root-path", "/delayed/"], "'/delayed/' is not a path"),
         (["serve", "--keyfile", __file__], "--keyfile needs --certfile"),
         (["token", "create", "x", "--scope", "read", "--expires", "0"], "at least a second"),
+        (["token", "create", "", "--scope", "read"], "the name of a token"),
     ],
 )
 def test_wrong_usage(words: list[str], message: str) -> None:

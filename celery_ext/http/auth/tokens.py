@@ -120,8 +120,8 @@ class Tokens(Secrets):
         wanted = tuple(dict.fromkeys(scopes))
         if not wanted or not set(wanted) <= set(SCOPES):
             raise QueryError(f"scopes are some of {', '.join(SCOPES)}, not {', '.join(wanted)!r}")
-        if not all((*tenants, *queues)):
-            raise QueryError("tenants and queues have names")
+        if not all((name, *tenants, *queues)):
+            raise QueryError("the name of a token, a tenant or a queue cannot be empty")
         now, secret = int(time.time()), secrets.token_urlsafe(32)
         token = Token(
             secrets.token_hex(8),

@@ -62,8 +62,8 @@ KINDS = {
     "unheard": ("expectations wait, but no answer would find them", "linked to their keys again"),
     "dead-lost": ("dead letters have no message", "dropped"),
     "dead-orphan": (
-        "dead letters have lost their time or their reason, so `celery delayed dead list` does not "
-        "show them: list them again with --fix, then replay or purge them",
+        "dead letters have lost their reason, or their time, without which `celery delayed dead "
+        "list` does not show them: list them again with --fix, then replay or purge them",
         "listed again",
     ),
     "step": (
