@@ -110,6 +110,24 @@ def test_an_answer_before_its_timeout_is_settled(correlation: Correlation, state
     assert ask(correlation, "b") == "open"
 
 
+def test_an_answer_after_a_timeout_outlasts_the_next_questions(correlation: Correlation) -> None:
+    """The worker has died after the first message was settled, and another one settles it again."""
+    for id in ("a", "b", "c"):
+        ask(correlation, id)
+        at(correlation, int(correlation.store.now) + TIMEOUT_MS)
+        assert delivered(correlation) == [None]
+        say(correlation, f"answer of {id}")
+        assert correlation.settle("n", id, "timed_out", KEPT_MS) == (True, f"answer of {id}")
+    for end in (say, lambda *_: correlation.cancel("n", KEPT_MS)):
+        ask(correlation, f"{end}")
+        end(correlation, "answer")
+        for id in ("a", "b", "c"):
+            assert correlation.settle("n", id, "timed_out", KEPT_MS) == (True, f"answer of {id}")
+    at(correlation, int(correlation.store.now) + KEPT_MS)
+    ask(correlation, "d")
+    assert correlation.settle("n", "a", "timed_out", KEPT_MS) == (True, None), "it is forgotten"
+
+
 def test_an_early_answer_expires_with_its_queue(
     correlation: Correlation, client: redis.Redis
 ) -> None:
@@ -188,6 +206,7 @@ def test_a_policy_may_let_it_wait_again(correlation: Correlation, store: Store) 
     assert say(correlation, "one") == ("accepted", "a"), "nobody has dealt with its timeout"
     delivered(correlation)
     store.park("q", "A", [(1, "a", NOW_MS + 2 * TIMEOUT_MS)])
+    assert correlation.cancel("n", KEPT_MS) is None, "it has been answered"
     assert say(correlation, "two") == ("late", "a")
     assert correlation.settle("n", "a", "answered", KEPT_MS).may_follow
 

@@ -20,7 +20,7 @@ local early = facts_of(answers, name)
 if early then
   redis.call('LPUSH', list_for(record:sub(1, 1)), with_answer(record:sub(2), early.answer))
   forget(answers, answers_until, name)
-  note_settled(name, id, early.state, early.answer_id, kept_ms)
+  note_settled(note, name, id, early.state, early.answer_id, kept_ms)
   announce_ready()
   expire_as_noted()
   return {early.state, id}
@@ -30,7 +30,7 @@ local before, due_ms = earliest(), now_ms + timeout_ms
 local member = put(id, due_ms, record, partition_size, true)
 announce_due(due_ms, before)
 remember(name, member, due_ms)
-note = {state = 'open', id = id, at_ms = now_ms, due_ms = due_ms}
+note = {state = 'open', id = id, at_ms = now_ms, due_ms = due_ms, earlier = earlier_answers(note, id)}
 keep_until(expectations, expectations_until, name, note, due_ms + kept_ms)
 tell('scheduled', id, record, due_ms)
 return {'open', id}

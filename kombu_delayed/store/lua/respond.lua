@@ -24,7 +24,7 @@ if member then
   take_open(name, member)
   tell('rescheduled', member, kept, now_ms, nil, nil, nil, state)
   redis.call('LPUSH', list_for(step), with_answer(message, answer))
-  note_settled(name, id_of_field(member), state, answer_id, kept_ms)
+  note_settled(note, name, id_of_field(member), state, answer_id, kept_ms)
   announce_ready()
   expire_as_noted()
   return {'accepted', id_of_field(member)}

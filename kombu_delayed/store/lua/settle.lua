@@ -9,7 +9,13 @@
 --   came after the timeout and before this call; O(log n)
 redis.call('ZREM', expectations_until, '')  -- a full server accepts writes only after a script has freed memory
 local note = facts_of(expectations, name)
-if not note or note.id ~= id then return 1 end
+if not note then return 1 end
+if note.id ~= id then  -- the name has another message now
+  for _, each in ipairs(note.earlier or {}) do
+    if each.id == id and state == 'timed_out' then return each.answer end
+  end
+  return 1
+end
 if note.answer and state == 'timed_out' then
   if note.state == 'open' then
     note.state, note.at_ms = note.ends, now_ms
@@ -18,5 +24,5 @@ if note.answer and state == 'timed_out' then
   return note.answer
 end
 if note.state ~= 'open' then return note.state == state and 1 or 0 end
-note_settled(name, id, state, nil, kept_ms)
+note_settled(note, name, id, state, nil, kept_ms)
 return 1

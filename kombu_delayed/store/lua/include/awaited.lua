@@ -8,7 +8,7 @@ local function open_message(name, note)
   local member = redis.call('HGET', unique, name) or note and note.id
   local kept = member and bucket_get(messages, member)
   if not (kept and parts_of(kept) and kept:find(NO_ANSWER)) then return nil end
-  local has_ended = note and note.state ~= 'open' and note.id == id_of_field(member)
+  local has_ended = note and (note.state ~= 'open' or note.answer) and note.id == id_of_field(member)
   if not has_ended then return member, kept end
 end
 

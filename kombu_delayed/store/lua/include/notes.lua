@@ -28,7 +28,23 @@ local function clear_past(kind, times)
   end
 end
 
-local function note_settled(name, id, state, answer_id, kept_ms)
-  local note = {state = state, id = id, answer_id = answer_id, at_ms = now_ms}
+-- The answers that came after the timeouts of the last messages of a name. A consumer may still have such a message, and
+-- its end must stay the same. `note` is the present one, and the next one is for the message `id`.
+local function earlier_answers(note, id)
+  local found = {}
+  for _, each in ipairs(note and note.earlier or {}) do
+    if each.until_ms > now_ms then found[#found + 1] = each end
+  end
+  if note and note.answer and note.id ~= id then
+    found[#found + 1] = {id = note.id, answer = note.answer, until_ms = note.until_ms}
+  end
+  if #found > 10 then table.remove(found, 1) end
+  return found[1] and found
+end
+
+-- `before` is the present note.
+local function note_settled(before, name, id, state, answer_id, kept_ms)
+  local earlier = earlier_answers(before, id)
+  local note = {state = state, id = id, answer_id = answer_id, at_ms = now_ms, earlier = earlier}
   keep_until(expectations, expectations_until, name, note, now_ms + kept_ms)
 end
