@@ -206,9 +206,18 @@ def test_a_policy_may_let_it_wait_again(correlation: Correlation, store: Store) 
     assert say(correlation, "one") == ("accepted", "a"), "nobody has dealt with its timeout"
     delivered(correlation)
     store.park("q", "A", [(1, "a", NOW_MS + 2 * TIMEOUT_MS)])
-    assert correlation.cancel("n", KEPT_MS) is None, "it has been answered"
     assert say(correlation, "two") == ("late", "a")
     assert correlation.settle("n", "a", "answered", KEPT_MS).may_follow
+
+
+def test_an_accepted_answer_is_not_cancelled(correlation: Correlation, store: Store) -> None:
+    ask(correlation, "a")
+    at(correlation, NOW_MS + TIMEOUT_MS)
+    delivered(correlation)
+    assert say(correlation, "one") == ("accepted", "a")
+    store.park("q", "A", [(1, "a", NOW_MS + 2 * TIMEOUT_MS)])
+    assert correlation.cancel("n", KEPT_MS) is None
+    assert correlation.settle("n", "a", "timed_out", KEPT_MS) == (True, "one")
 
 
 def test_a_backup_on_an_empty_server_takes_answers(
