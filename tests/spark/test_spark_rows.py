@@ -217,6 +217,18 @@ def test_times_without_a_zone(column: pa.Array, eta: str) -> None:
     assert eta_to_ms(expires) == eta_to_ms(eta)
 
 
+@pytest.mark.parametrize("days", [213_534_000, -213_474_000, 2**31 - 1, -(2**31)])
+def test_dates_that_are_too_far_away(days: int) -> None:
+    """Some of them would be times of our days after an overflow of 64 bits."""
+    eta = pa.array([days, None, 1], pa.date32())
+    rows, reasons = made({"id": ["a", "b", "c"], "task": ["t"] * 3, "eta": eta})
+    assert [row.options["eta"] for row in rows] == [datetime(1970, 1, 2, tzinfo=timezone.utc)]
+    assert [each.partition(",")[0] for each in reasons] == [
+        "eta takes a datetime or ISO 8601",
+        "the row has neither eta nor countdown; for a task that is to run now",
+    ]
+
+
 def test_numbers_of_a_lake() -> None:
     columns = {
         "id": pa.array([Decimal(10**20), Decimal(2), None], pa.decimal128(38, 0)),

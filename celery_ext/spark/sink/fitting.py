@@ -63,6 +63,10 @@ _DAY_LENGTH = len("2026-12-01")
 BARE_NUMBER = re.compile(r"\s*(\d{1,7}|\d{9,}|\d+\.\d*)\s*")
 
 _DAY_US, _QUARTER_US = 86_400_000_000, 900_000_000
+
+#: Dates that are further from 1970 are refused. Arrow would multiply them to a time of our days.
+_FAR_DAYS = 100_000_000
+
 _LOCAL, _INSTANT = pyarrow.timestamp("us"), pyarrow.timestamp("us", "UTC")
 
 #: Columns of this name are the index of a pandas DataFrame.
@@ -170,7 +174,10 @@ def _instants(column: pyarrow.Array, options: WriteOptions) -> pyarrow.Array:
     if _is_text(column.type):
         return pyarrow.array([_read(text, options) for text in column.to_pylist()], "string")
     if types.is_date(column.type):
-        since_us = compute.multiply(column.cast("date32").cast("int32").cast("int64"), _DAY_US)
+        days = column.cast("date32").cast("int32").cast("int64")
+        days = compute.min_element_wise(days, _FAR_DAYS, skip_nulls=False)
+        days = compute.max_element_wise(days, -_FAR_DAYS, skip_nulls=False)
+        since_us = compute.multiply(days, _DAY_US)
         column = compute.add(since_us, _of_day_us(options.time_of_day)).cast(_LOCAL)
     return _zoned(column.cast(_LOCAL), options.time_zone)
 
