@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from tests.crash.history import Execution
@@ -27,6 +27,8 @@ class Question:
     errors: list[str] = field(default_factory=list)
     #: The tasks that followed, each as (task id, what, content).
     ends: set[tuple[str, str, str]] = field(default_factory=set)
+    #: Whether a worker of the previous version handled its timeout: it knows no later answers.
+    by_previous: bool = False
 
     @property
     def is_lost(self) -> bool:
@@ -37,7 +39,7 @@ class Question:
         """Whether the outcome contradicts the replies to the answerers."""
         taken = {answer for answer, said in self.told.items() if said in TAKEN}
         followed = {(what, content) for _, what, content in self.ends if what != "timeout"}
-        by_time = any(what == "timeout" for _, what, _ in self.ends)
+        by_time = not self.by_previous and any(what == "timeout" for _, what, _ in self.ends)
         return len(taken) > 1 or not followed <= taken or (by_time and bool(taken))
 
     @property
@@ -70,9 +72,10 @@ class Answers:
         return not (self.lost or self.twice or self.contrary or self.unheard)
 
 
-def judge_answers(executions: Iterable[Execution]) -> Answers:
+def judge_answers(executions: Iterable[Execution], previous: Collection[str]) -> Answers:
+    """Judge the questions. `previous` has the names of the workers of the previous version."""
     found = Answers()
-    for question in _questions(executions):
+    for question in _questions(executions, previous):
         found.asked += question.asked or bool(question.ends)
         found.told.update(question.told.values())
         found.ended.update({what for _, what, _ in question.ends})
@@ -87,7 +90,7 @@ def judge_answers(executions: Iterable[Execution]) -> Answers:
     return found
 
 
-def _questions(executions: Iterable[Execution]) -> list[Question]:
+def _questions(executions: Iterable[Execution], previous: Collection[str]) -> list[Question]:
     found: dict[str, Question] = {}
 
     def question(id: str) -> Question:
@@ -103,5 +106,8 @@ def _questions(executions: Iterable[Execution]) -> list[Question]:
             elif line["event"] == "unheard":
                 question(id).errors.append(line["error"])
             elif line["event"] == "start" and line.get("question"):
-                question(line["question"]).ends.add((id, line["what"], line["content"]))
+                asked = question(line["question"])
+                asked.ends.add((id, line["what"], line["content"]))
+                senders = {each["owner"] for each in execution.lines if each["event"] == "publish"}
+                asked.by_previous |= line["what"] == "timeout" and not senders.isdisjoint(previous)
     return [*found.values()]

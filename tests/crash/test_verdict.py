@@ -431,6 +431,15 @@ def test_a_question_ends_once_and_as_was_told(
     assert found.good == (not wrong)
 
 
+@pytest.mark.parametrize("unlike", ["", "previous"])
+def test_the_previous_version_knows_no_answer_after_a_timeout(unlike: str) -> None:
+    """So its timeout follows, although the answer was accepted: docs/upgrading.md says so."""
+    journal = question(True, [("response", "1", "accepted")], REMINDED)
+    journal += [dict(line, id="f2") for line in lines("old", (91, "publish", {}))]
+    found = judged(life("first"), journal, others=[life("old", unlike=unlike)]).answers
+    assert bool(found.contrary) == (not unlike)
+
+
 def test_an_answer_is_taken_or_refused() -> None:
     error = lines(SENDER, (91, "unheard", {"error": "OSError()"}))
     assert len(judged(life("first"), error).answers.unheard) == 1

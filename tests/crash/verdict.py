@@ -119,7 +119,8 @@ def judge(executions: Mapping[Key, Execution], evidence: Evidence) -> Verdict:
             judge.repeated(execution, verdict)
             judge.timed(execution, verdict)
     verdict.limits = judge_limits(executions.values(), evidence)
-    verdict.answers = judge_answers(executions.values())
+    previous = {name for name, life in evidence.lives.items() if life.unlike == "previous"}
+    verdict.answers = judge_answers(executions.values(), previous)
     verdict.records = judge_records(executions.values(), evidence)
     verdict.pings = judge_pings(evidence.pings, evidence.lives, calm)
     verdict.control_ms = [
