@@ -98,6 +98,7 @@ def _questions(executions: Iterable[Execution], previous: Collection[str]) -> li
 
     for execution in executions:
         id = execution.key[0]
+        senders = {line["owner"] for line in execution.lines if line["event"] == "publish"}
         for line in execution.lines:
             if line["event"] == "asked":
                 question(id).asked = True
@@ -108,6 +109,5 @@ def _questions(executions: Iterable[Execution], previous: Collection[str]) -> li
             elif line["event"] == "start" and line.get("question"):
                 asked = question(line["question"])
                 asked.ends.add((id, line["what"], line["content"]))
-                senders = {each["owner"] for each in execution.lines if each["event"] == "publish"}
                 asked.by_previous |= line["what"] == "timeout" and not senders.isdisjoint(previous)
     return [*found.values()]

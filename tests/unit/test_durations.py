@@ -148,14 +148,12 @@ def test_a_rate_that_a_worker_has_declared_can_be_read(given: str) -> None:
     assert parse_rate(str(parse_rate(given))) == parse_rate(given)
 
 
-@pytest.mark.parametrize("given", ["1e-9/s", "1e-300/s", "1/3660d"])
+@pytest.mark.parametrize("given", ["1e-9/s", "1e-300/s"])
 def test_a_rate_has_a_least_one(given: str) -> None:
     """The server keeps the time of the next token, which has a bound."""
-    if given == "1/3660d":
-        assert parse_rate(given).every_ms == 3_660 * 86_400_000
-    else:
-        with pytest.raises(ValueError, match="is not a rate of at least one in 3660d: give"):
-            parse_rate(given)
+    assert parse_rate("1/3660d").every_ms == 3_660 * 86_400_000
+    with pytest.raises(ValueError, match="is not a rate of at least one in 3660d: give"):
+        parse_rate(given)
 
 
 def test_the_time_between_two_is_exact() -> None:

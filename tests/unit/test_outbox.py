@@ -94,30 +94,30 @@ def test_what_is_sent_again_says_how_long_a_task_holds_its_key_now() -> None:
     assert store.held == [[("k", "a", 80_000)], *[[("k", "a", 90_000_000)]] * 2]
 
 
-def test_a_key_in_one_queue_is_free_while_a_retry_holds_it_in_another() -> None:
+def told_to_two_masters(*held: Held) -> Any:
+    """The calls that a server gets, and then the one that takes its place."""
     store: Any = Stub()
     lease: Any = SimpleNamespace(consumer="C")
     outbox = Outbox()
-    outbox.hold(Held("up", "k", "a", 0))
-    outbox.hold(Held("other", "k", "a", 80_000, goes_on=True))
+    for each in held:
+        outbox.hold(each)
     for generation in range(2):
         store.run.generation = generation
         outbox.flush(store, lease)
-    assert store.held == [[("k", "a", 0)], [("k", "a", 80_000)], [("k", "a", 0)]]
+    return store.held
+
+
+def test_a_key_in_one_queue_is_free_while_a_retry_holds_it_in_another() -> None:
+    retry = Held("other", "k", "a", 80_000, goes_on=True)
+    told = told_to_two_masters(Held("up", "k", "a", 0), retry)
+    assert told == [[("k", "a", 0)], [("k", "a", 80_000)], [("k", "a", 0)]]
 
 
 def test_a_new_master_is_not_told_of_a_task_that_another_worker_may_run_by_now() -> None:
     """If that worker were killed, the key would stay for as long as a retry may wait."""
-    store: Any = Stub()
-    lease: Any = SimpleNamespace(consumer="C")
-    outbox = Outbox()
-    outbox.hold(Held("up", "k", "a", 80_000))
-    outbox.hold(Held("up", "k", "a", 90_000_000, goes_on=True))
-    outbox.hold(Held("up", "k", "b", 0))
-    for generation in range(2):
-        store.run.generation = generation
-        outbox.flush(store, lease)
-    assert store.held[1] == [("k", "b", 0)]
+    retry = Held("up", "k", "a", 90_000_000, goes_on=True)
+    told = told_to_two_masters(Held("up", "k", "a", 80_000), retry, Held("up", "k", "b", 0))
+    assert told[1] == [("k", "b", 0)]
 
 
 class Counted(deque[Done]):

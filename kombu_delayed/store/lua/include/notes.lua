@@ -1,5 +1,7 @@
 -- notes: facts that are kept under a name for a time, as JSON. After clock.
 -- needs: expectations expectations_until now
+local EARLIER_LIMIT = 10  -- how many earlier answers a note keeps
+
 local function keep_until(kind, times, name, facts, until_ms)
   facts.until_ms = until_ms
   redis.call('HSET', kind, name, cjson.encode(facts))
@@ -38,7 +40,7 @@ local function earlier_answers(note, id)
   if note and note.answer and note.id ~= id then
     found[#found + 1] = {id = note.id, answer = note.answer, until_ms = note.until_ms}
   end
-  if #found > 10 then table.remove(found, 1) end
+  if #found > EARLIER_LIMIT then table.remove(found, 1) end
   return found[1] and found
 end
 
