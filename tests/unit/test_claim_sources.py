@@ -8,7 +8,8 @@ from time import monotonic, time
 
 import pytest
 
-from kombu_delayed.consumer.claiming.sources import Agenda, ServerClock, Source
+from kombu_delayed.consumer.claiming.sources import Agenda, Buffer, ServerClock, Source
+from kombu_delayed.consumer.policy.admission import Claimed
 
 
 def test_before_the_first_answer_it_is_this_machines_time() -> None:
@@ -63,3 +64,19 @@ def test_no_queue_has_more_turns_than_there_are_queues() -> None:
         Source(queue).file_in(agenda)
     wanted = agenda.wanted(Endless("a", "b"), turns=2)
     assert [[source.queue for source in shards] for shards in wanted] == [["a"], ["b"]]
+
+
+def test_a_message_is_taken_out_while_the_keeper_gives_others_back() -> None:
+    """The keeper's thread leaves messages of queues without acks in the buffer."""
+    given_back, left = Claimed("mails", 1, b"first"), Claimed("live", 2, b"second")
+
+    class Taken(Buffer):
+        def popleft(self) -> Claimed:
+            self.take_all()
+            self.append(left)
+            return super().popleft()
+
+    buffer = Taken([given_back, left])
+    assert not buffer.take_out(given_back)
+    assert [*buffer] == [left]
+    assert buffer.take_out(left)

@@ -98,13 +98,12 @@ class Buffer(deque[Claimed]):
 
     def take_out(self, entry: Claimed) -> bool:
         """Remove `entry` from the front; returns False if it was given back meanwhile."""
-        try:
-            is_there = self[0] is entry
-            if is_there:
-                self.popleft()
-        except IndexError:  # the keeper's thread has taken it meanwhile
-            return False
-        return is_there
+        with suppress(IndexError):  # the keeper's thread has taken it meanwhile
+            first = self.popleft()
+            if first is entry:
+                return True
+            self.appendleft(first)  # one of a queue without acks, which that thread leaves here
+        return False
 
     def take_out_of(self, queue: str) -> list[Claimed]:
         """Remove the messages of a queue from the buffer, and return them."""
