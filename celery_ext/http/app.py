@@ -35,7 +35,7 @@ from .api.operations import Operation, endpoint
 from .auth.rate_limit import WRONG_TOKENS_PER_SECOND, RateLimit
 from .callbacks.jobs import register
 from .dialects import delayedqueue, later
-from .middleware import HEALTH_PATH, Middleware, own_path
+from .middleware import HEALTH_PATH, OPEN_PATHS, Middleware, own_path
 from .options import HttpOptions
 from .pages.site import Site
 from .problems import Problem, answer, problem_of
@@ -83,7 +83,9 @@ class Api:
         self.service = Service(app, options, jobs_only)
         rate = self.service.options.rate
         limits = RateLimit(rate), RateLimit(rate or WRONG_TOKENS_PER_SECOND)
-        site = Site(self.service, needs_token, limits[1])
+        paths = {*OPEN_PATHS, *(each.path for each in OPERATIONS)}
+        programs = frozenset(path.split("/")[1] for path in paths)
+        site = Site(self.service, needs_token, limits[1], programs)
         inner = Starlette(
             routes=[
                 *(_route(self.service, each) for each in OPERATIONS),
@@ -153,10 +155,14 @@ async def _not_routed(site: Site, request: Request, error: Any) -> Response:
     if error.status_code == 405:
         error.headers = {"Allow": ", ".join(_methods(request))}
     problem = Problem(error.status_code, error.detail, headers=error.headers)
-    if request.method == "GET" and error.status_code == 405 and site.owns(own_path(request.scope)):
+    path = own_path(request.scope)
+    if request.method != "GET" or not site.owns(path, request.scope):
+        return answer(problem)
+    if error.status_code == 405:
         problem.detail = "this address takes forms only: open the list and choose again"
-        return site.page_of(problem, request)
-    return answer(problem)
+    else:
+        problem.detail = f"there is no page at {path[:100]}"
+    return site.page_of(problem, request)
 
 
 def _methods(request: Request) -> list[str]:

@@ -108,7 +108,7 @@ class Middleware:
             _log(scope, seen.status, seconds)
 
     async def _answer(self, problem: Problem, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._site.owns(own_path(scope)):
+        if self._site.owns(own_path(scope), scope):
             await self._site.answer(problem, scope, receive, send)
         else:
             await answer(problem)(scope, receive, send)
@@ -153,7 +153,7 @@ class Middleware:
         path = own_path(scope)
         kind, _, text = headers.get(b"authorization", "").partition(" ")
         is_open = path in OPEN_PATHS or self._site.is_open(path)
-        is_page = self._site.owns(path) and not is_open
+        is_page = self._site.owns(path, scope) and not is_open
         is_shown = is_page or is_open  # even with a wrong token
         is_optional = is_shown or not self._needs_token
         token = None

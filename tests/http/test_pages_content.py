@@ -292,6 +292,18 @@ def test_failures_are_sorted(shop: tuple[Visitor, str], sort: str) -> None:
     visitor.get("/failures?sort=size", 422)
 
 
+def test_links_of_trends_lead_to_the_task_of_that_name(visitor: Visitor, delayed: Delayed) -> None:
+    tallies, now = Tallies(), time.time()
+    for task in ("till.sum[eu]", "till.sume"):
+        tallies.ended(task, now, "-", 1_200)
+    delayed.app.send_task("till.sum[eu]", countdown=60)
+    delayed.store.all_of(tallies.calls(delayed.store, "celery", "w:celery:1"))
+    links = [each for each in visitor.get("/trends").links() if "eu%5D" in each]
+    assert [each.partition("?")[0] for each in links] == ["/trends", "/failures"]
+    page = visitor.get(links[0])
+    assert re.findall(r'data-key="([^"]+)"', page.html) == ["till.sum[eu]", "celery"]
+
+
 def test_trends_are_what_a_count_by_hand_says(visitor: Visitor, delayed: Delayed) -> None:
     tallies, now = Tallies(), time.time()
     counts = {"till.charge": (7, 2, 3), "till.send_mail": (40, 0, 1)}
@@ -435,7 +447,9 @@ def test_assets(visitor: Visitor) -> None:
     folder = found[0].rpartition("/")[0]
     assert visitor.client.get(f"{folder}/morph.js").is_success
     assert visitor.client.get(f"{folder}/..%2fsite.py").status_code == 404
-    assert visitor.client.get("/assets/0/dashboard.js").status_code == 404
+    of_another = visitor.client.get("/assets/0/dashboard.js")
+    assert of_another.text == visitor.client.get(f"{folder}/dashboard.js").text
+    assert of_another.headers["cache-control"] == "no-store"
 
 
 def test_the_theme_that_was_chosen(visitor: Visitor) -> None:

@@ -80,6 +80,19 @@ def change(visitor: Visitor, csrf: str, kind: str, **given: Any) -> int:
     return visitor.client.post(f"/{kind}/change", data=given).status_code
 
 
+def test_a_mistyped_address_in_a_browser(visitor: Visitor, tokens: Tokens) -> None:
+    visitor.client.headers["accept"] = "text/html,application/xhtml+xml,*/*;q=0.8"
+    answer = visitor.client.get("/backlogs")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=%2Fbacklogs")
+    _, secret = tokens.create("ops", ["read"])
+    visitor.log_in(secret)
+    page = visitor.get("/backlogs", 404)
+    assert "there is no page at /backlogs" in page.text
+    assert visitor.client.get("/v1/tusks").headers["content-type"] == "application/problem+json"
+    del visitor.client.headers["accept"]
+    assert visitor.client.get("/backlogs").headers["content-type"] == "application/problem+json"
+
+
 def test_a_login_is_needed(visitor: Visitor) -> None:
     for path in VIEWS:
         answer = visitor.client.get(path + "?queue=a%26b")

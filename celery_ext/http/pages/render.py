@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import cache
+from glob import escape
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -83,6 +84,7 @@ def _environment() -> Environment:
     made.filters |= {
         "absolute": absolute,
         "label": label,
+        "literal": escape,  # as a pattern that matches only this name
         "moment": moment,
         "number": number,
         "number_of": number_of,

@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -74,10 +75,15 @@ Endpoint = Callable[[Visit], Awaitable[Response]]
 
 
 class Site:
-    """All pages. `needs_login`: they need a login with a token."""
+    """All pages. `needs_login`: they need a login with a token.
 
-    def __init__(self, service: Service, needs_login: bool, rate_limit: RateLimit) -> None:
-        self._service, self._needs_login = service, needs_login
+    `others` has the first parts of the paths that programs call.
+    """
+
+    def __init__(
+        self, service: Service, needs_login: bool, rate_limit: RateLimit, others: frozenset[str]
+    ) -> None:
+        self._service, self._needs_login, self._others = service, needs_login, others
         self.sessions = Sessions(service.delayed, service.options.session_seconds)
         folder = files(__package__).joinpath("assets")
         self._assets = {name: folder.joinpath(name).read_bytes() for name in _ASSETS}
@@ -93,7 +99,7 @@ class Site:
             *(self._route(each.path, "GET", _shows(each)) for each in VIEWS),
             *(self._route(f"/live/{each.name}", "GET", _streams(each)) for each in LIVE),
             *(self._route(each.path, "POST", self._takes(each)) for each in ACTIONS),
-            Route(f"/assets/{version}/{{name}}", self._asset),
+            Route("/assets/{version}/{name}", partial(self._asset, version)),
             *(
                 [
                     self._route("/login", "GET", login.ask),
@@ -105,9 +111,16 @@ class Site:
             ),
         ]
 
-    def owns(self, path: str) -> bool:
-        """Returns whether errors of a path are shown as pages."""
-        return path in self._pages or path in ("/login", "/logout")
+    def owns(self, path: str, scope: Scope) -> bool:
+        """Returns whether errors of a request are shown as pages.
+
+        In a browser also those of mistyped addresses, except where programs have theirs.
+        """
+        if path in self._pages or path in ("/login", "/logout"):
+            return True
+        accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
+        is_visit = scope["method"] == "GET" and b"text/html" in accepted
+        return is_visit and path.split("/")[1] not in self._others and not self.is_asset(path)
 
     def is_asset(self, path: str) -> bool:
         """Returns whether a path is that of a style or script, which each page loads."""
@@ -218,11 +231,14 @@ class Site:
 
         return self._checked(act)
 
-    async def _asset(self, request: Request) -> Response:
+    async def _asset(self, version: str, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in _ASSETS:
             raise Problem(404, "there is no such file")
-        headers = {"Cache-Control": f"public, max-age={_A_YEAR}, immutable"}
+        # While servers are updated one by one, pages of another version ask for files here, too.
+        is_same = request.path_params["version"] == version
+        lasting = f"public, max-age={_A_YEAR}, immutable"
+        headers = {"Cache-Control": lasting if is_same else "no-store"}
         return Response(self._assets[name], 200, headers, media_type=_ASSETS[name])
 
 

@@ -58,11 +58,6 @@ class Group:
     times: list[int] = field(default_factory=list)
 
     @property
-    def task_pattern(self) -> str:
-        """The name of the task, as a pattern for a search."""
-        return escape(self.task)
-
-    @property
     def count(self) -> int:
         return len(self.times)
 
