@@ -205,6 +205,23 @@ def test_files_with_other_columns(
         read_rows(spark, str(tmp_path), "parquet")
 
 
+@pytest.mark.parametrize("without", ["a", "b"])
+def test_values_beside_files_without_any(
+    without: str, spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    """As pandas writes day after day. The names of directories are columns, too."""
+    for id in "ab":
+        folder = tmp_path / f"the day={id}"
+        folder.mkdir()
+        given = [None] if id == without else ['{"user": 7}']
+        rows = {"id": [id], "task": ["t"], "countdown": [1e9], "kwargs": given, "queue": [None]}
+        parquet.write_table(pa.table(rows), folder / "rows.parquet")
+    rows = read_rows(spark, str(tmp_path), "parquet")
+    assert {row["the day"] for row in rows.collect()} == {"a", "b"}
+    assert schedule(rows.drop("the day"), broker=url).accepted == 2
+    assert kwargs(client) == {id: {} if id == without else {"user": 7} for id in "ab"}
+
+
 def test_numbers_beside_a_file_without_any(
     spark: SparkSession, url: str, client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from pathlib import PurePath
+from urllib.parse import unquote
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException
@@ -102,18 +105,22 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
     if not files:
         return rows
     types = _parquet_types(spark, files[0])
-    casts = {
-        name: F.lit(None).cast("string")
-        for (name, *rest), type_ in types.items()
-        if type_ in _NOTHING and not rest and name in _NO_NUMBERS
-    }
+    empty = {name: F.lit(None).cast("string") for name in _without_values(types) & _NO_NUMBERS}
+    casts = {}
     if spark.conf.get(_NANOS_AS_LONG, "false") == "true":
         times = _nanoseconds(types)
         for file in files[1:MOST_FILES]:
             if (others := _nanoseconds(_parquet_types(spark, file))) != times:
                 raise OptionError(_mixed(files[0], times, file, others))
-        casts |= {name: _of_nanoseconds(name, is_utc) for name, is_utc in times.items()}
-    return (_merged(spark, path) if len(files) > 1 else rows).withColumns(casts)
+        casts = {name: _of_nanoseconds(name, is_utc) for name, is_utc in times.items()}
+    if len(files) == 1:
+        return rows.withColumns(empty | casts)
+    try:
+        return _merged(spark, path).withColumns(empty | casts)
+    except OptionError:
+        if (rows := _joined(spark, path, files)) is None:
+            raise
+        return rows.withColumns(casts)
 
 
 #: Spark's errors for columns that it cannot read. That for times does not have Parquet's name of
@@ -135,10 +142,14 @@ def _unreadable(spark: SparkSession, path: str, said: str) -> str:
     return said
 
 
-def _merged(spark: SparkSession, path: str) -> DataFrame:
-    """Files with the columns of all of them. Spark would use the columns of one file."""
+def _merged(spark: SparkSession, path: str, *files: str) -> DataFrame:
+    """Files with the columns of all of them. Spark would use the columns of one file.
+
+    Reads all files of the path, or some of them.
+    """
+    reader = spark.read.option("mergeSchema", "true")
     try:
-        return spark.read.option("mergeSchema", "true").parquet(path)
+        return reader.option("basePath", path).parquet(*files) if files else reader.parquet(path)
     except Py4JJavaError as error:
         said = str(error.java_exception.getMessage())
         if "CANNOT_MERGE_SCHEMAS" not in said:
@@ -148,9 +159,29 @@ def _merged(spark: SparkSession, path: str) -> DataFrame:
         ) from error
 
 
+def _joined(spark: SparkSession, path: str, files: Sequence[str]) -> DataFrame | None:
+    """As `_merged`, where a column has values in some files only; None if that does not help.
+
+    In the others, pandas and Arrow write it with a type that does not fit.
+    """
+    names = [unquote(file) for file in files]
+    if len(files) > MOST_FILES or any(map(_GLOB.search, [path, *names])):
+        return None
+    groups: dict[frozenset[str], list[str]] = {}
+    for file, name in zip(files, names, strict=True):
+        groups.setdefault(_without_values(_parquet_types(spark, file)), []).append(name)
+    if len(groups) == 1:
+        return None
+    parts = [_merged(spark, path, *some).drop(*empty) for empty, some in groups.items()]
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts)
+
+
+#: Characters with a meaning in Hadoop's patterns for paths.
+_GLOB = re.compile(r"[*?\[{\\]")
+
 _NANOS_AS_LONG = "spark.sql.legacy.parquet.nanosAsLong"
 
-#: The most files that are compared with the first one, if some times are in nanoseconds.
+#: The most files whose types are compared.
 MOST_FILES = 1_000
 
 #: The name of a column, or the names that lead to a nested one.
@@ -158,6 +189,13 @@ _Path = tuple[str, ...]
 
 #: The types that pandas and Arrow write for a column without values. Spark reads numbers.
 _NOTHING = ("UNKNOWN", "NULL")
+
+
+def _without_values(types: Mapping[_Path, str]) -> frozenset[str]:
+    return frozenset(
+        name for (name, *rest), type_ in types.items() if type_ in _NOTHING and not rest
+    )
+
 
 _NANOSECONDS = {"TIMESTAMP(NANOS,true)": True, "TIMESTAMP(NANOS,false)": False}
 
