@@ -156,7 +156,8 @@ class _Bulk:
             meaning = translate(error) if isinstance(error, ResponseError) else error
             raise BulkError(
                 f"the broker failed; the first {self.report.rows:,} rows were processed, and "
-                f"some of the next {2 * self.batch:,} may have been: {meaning}",
+                f"some of the next {2 * self.batch:,} may have been. The call that failed: "
+                f"{meaning}",
                 self.report,
             ) from error
 
