@@ -326,7 +326,12 @@ class Part:
             ended = not no_ack and lease.may_have_ended(queue)
             if ended and not lease.renew(queue, session.store):
                 raise LeaseLost
-        payload = self.opener.open(entry, no_ack)
+        try:
+            payload = self.opener.open(entry, no_ack)
+        except UNREACHABLE:  # it may have gone elsewhere, or may yet: nobody decides once more
+            if not no_ack and self.claims.buffer.take_out(entry):
+                self._qos.give_back(entry.queue, [entry.tag])
+            raise
         if payload is not None and session.quick_runs < QUICK_RUNS:
             session.mind_blocking()
         return payload

@@ -231,6 +231,55 @@ def test_policies_of_a_task(open_app: OpenApp) -> None:
     assert len(policy.asked) == 2
 
 
+def lose_first(monkeypatch: pytest.MonkeyPatch, store: Any, move: str, is_done: bool) -> None:
+    """Break the connection at the first call of a move: before the server does it, or after."""
+    ask, calls = store.ask, []
+
+    def losing(name: str, *args: Any, **given: Any) -> Any:
+        if name != move or calls:
+            return ask(name, *args, **given)
+        calls.append(name)
+        if is_done:
+            ask(name, *args, **given)
+        raise redis.exceptions.ConnectionError("its answer is lost")
+
+    monkeypatch.setattr(store, "ask", losing)
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize(
+    ("move", "first"),
+    [
+        ("park", lambda message: Delay(message.now_ms + HOUR_MS, "paused")),
+        ("drop", lambda message: Drop("too old")),
+        ("bury", lambda message: Bury("not for us")),
+    ],
+)
+def test_a_decision_whose_answer_was_lost(
+    open_app: OpenApp,
+    monkeypatch: pytest.MonkeyPatch,
+    move: str,
+    first: Callable[[Message], Any],
+    is_done: bool,
+) -> None:
+    """When the connection is back, the policy decides otherwise, as after the end of a pause."""
+    decisions = [first]
+    app = open_app(Says(lambda m: decisions.pop()(m) if m.args == ["x"] and decisions else Run()))
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        inbox = Inbox(channel, app.amqp.queues["celery"])
+        lose_first(monkeypatch, channel.store, move, is_done)
+        app.send_task("record", ["x"], task_id="a")
+        wait_until(lambda: inbox.drain(0.05) is not None and not decisions, "it was decided")
+        app.send_task("record", ["y"], task_id="b")
+        inbox.receive(1 if is_done else 2)
+        ran = [message.headers["id"] for message in inbox.messages]
+        assert ran == (["b"] if is_done else ["a", "b"])
+        size = channel.store.size("celery")
+        assert (size.ready, size.delayed) == (0, int(is_done and move == "park"))
+        assert len([*app.delayed.dead.list("celery")]) == int(is_done and move == "bury")
+
+
 @pytest.mark.parametrize(
     ("policies", "message"),
     [
