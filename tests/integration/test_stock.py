@@ -16,6 +16,7 @@ from tests.kit.ledger import Ledger
 from tests.kit.mail import MAIL, in_ms, publish
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
+from tests.kit.wait import wait_until
 from tests.kit.workers import Worker
 
 pytestmark = pytest.mark.thorough
@@ -70,6 +71,28 @@ def test_a_no_ack_consumer_parks_as_well(
     assert parked[:1] == b"9", "its priority is kept"
     falls_due(ours)
     assert inbox.receive(1) == ["later"]
+
+
+def test_a_parked_message_stays_where_it_is_if_the_answer_is_lost(
+    stock: Connection, ours: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the connection is back, it seems to be due."""
+    publish(stock, "later", headers=in_ms(60_000))
+    inbox = Inbox(ours, MAIL)
+    channel, moved = ours.default_channel, []
+    clock, park = channel.consumer.parts[0].claims.clock, channel.store.park
+
+    def lose(*args: Any) -> None:
+        moved.append(park(*args))
+        monkeypatch.setattr(channel.store, "park", park)
+        monkeypatch.setattr(clock, "now_ms", lambda: eta_to_ms("2999-01-01"))
+        raise redis.exceptions.ConnectionError("its answer is lost")
+
+    monkeypatch.setattr(channel.store, "park", lose)
+    wait_until(lambda: inbox.drain(0.05) == [] and moved == [1], "it is parked")
+    publish(stock, "now")
+    assert inbox.receive(1) == ["now"]
+    assert channel.store.size("mail").delayed == 1
 
 
 def test_basic_get_parks_as_well(stock: Connection, ours: Connection) -> None:
