@@ -204,6 +204,7 @@ class QoS(virtual.QoS):
     def failed(self, tag: int) -> None:
         """Note that the program raised on a message: if it ends by that, this was an attempt."""
         self._failed.add(tag)
+        self._failed &= self.held.keys()
 
     # Messages that go back without the program.
 

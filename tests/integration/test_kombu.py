@@ -284,6 +284,25 @@ def test_what_was_claimed_and_not_handed_out_goes_back_in_order(
     assert bodies_of(connect().default_channel, "mail") == list(range(8))
 
 
+def test_a_program_that_raises_on_what_it_has_acked_is_not_remembered(
+    connection: Connection, mail: Queue, client: redis.Redis
+) -> None:
+    publish(connection, 0, 1, 2, 3, queue=mail)
+
+    def take(message: Any) -> None:
+        if message.decode() != 3:
+            message.ack()
+        raise RuntimeError
+
+    Consumer(connection, [mail], on_message=take).consume()
+    for _ in range(4):
+        with pytest.raises(RuntimeError):
+            connection.drain_events(timeout=30)
+    assert len(connection.default_channel.qos._failed) == 1
+    connection.close()
+    assert client.llen("mail") == 1
+
+
 def test_cancel_in_a_callback(connection: Connection, mail: Queue) -> None:
     publish(connection, *range(3))
     inbox = Inbox(connection, mail)
