@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..connection.native import get_logger
 from ..errors import UNREACHABLE, AccessDenied, FormatError
+from ..store.global_limits import is_pool
 from .claiming.sources import Source
 from .lease.standstill import Progress, Unbegun
 from .outliving_tasks import Remaining, remain
@@ -53,6 +54,8 @@ class Consumer:
         )
         session.parts, session.progress = self.parts, self.progress
         self.lease.progress = self.progress
+        #: Queues without a lease in which the server may still know this consumer.
+        self._left: set[str] = set()
 
     @property
     def lease(self) -> Lease:
@@ -75,6 +78,29 @@ class Consumer:
         """Stop consuming a queue: messages that were not handed out or not started go back."""
         self._part(queue).remove(queue)
 
+    def leave_unused(self) -> None:
+        """End the lease in queues that it does not consume any more and where it holds nothing.
+
+        Else a program that visits many queues in its life renews it in all of them. Raises
+        UNREACHABLE.
+        """
+        if not (self._unused() or self._left):
+            return
+        self.session.qos.outbox.settle(self.store, self.lease)  # an ack may have failed
+        for queue in self._unused():
+            self.lease.forget(queue)
+            self._left.add(queue)
+        self._left -= self.lease.queues  # it has come back meanwhile
+        errors = self.store.leases.leave_all([*self._left], self.lease.consumer, lambda _: ())
+        self._left &= errors.keys()
+
+    def _unused(self) -> set[str]:
+        claims = [part.claims for part in tuple(self.parts)]
+        used = {*self.sources, *self.session.qos.queues}
+        used |= {queue for each in claims for queue in each.unsure}
+        used |= {entry.queue for each in claims for entry in tuple(each.buffer)}
+        return {each for each in self.lease.queues - used if not is_pool(each)}
+
     def hold(self, queue: str) -> None:
         """Give back at once the messages of a paused queue's shards that have not started."""
         for shard in [name for name, source in self.sources.items() if source.whole == queue]:
@@ -88,7 +114,7 @@ class Consumer:
     def close(self) -> None:
         """Stop, and leave what is still unacked to other consumers. Safe to call twice."""
         lease, qos = self.lease, self.session.qos
-        queues = {*self.sources, *lease.queues}
+        queues = {*self.sources, *lease.queues, *self._left}
         for part in tuple(self.parts):
             part.claims.drop_all()
         lease.end()

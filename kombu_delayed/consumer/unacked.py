@@ -136,6 +136,13 @@ class QoS(virtual.QoS):
         held = self.held.get(tag)
         return held and held[0]
 
+    @property
+    def queues(self) -> set[str]:
+        """The queues of messages that are held, have slots, or are still to be acked."""
+        held = {queue for queue, _ in tuple(self.held.values())}
+        with_slots = {queue for queue, _ in tuple(self.slots.of_messages.values())}
+        return held | with_slots | self.outbox.queues
+
     def known_tags(self) -> set[int]:
         """Tags of messages that are held, have slots, or whose acks the server may not know."""
         return {*tuple(self.held), *tuple(self.slots.of_messages), *self.outbox.tags}

@@ -157,6 +157,53 @@ def test_delete_if_empty_keeps_a_queue_with_messages(
 @pytest.mark.skipif(
     not hasattr(stock.Channel, "_maybe_update_queues_expire"), reason="new in Kombu 5.6"
 )
+@pytest.mark.parametrize("way", ["consume", "get"])
+def test_who_has_done_with_a_queue_leaves_it(
+    way: str, connection: Connection, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a program that visits many queues in its life renews its lease in all of them."""
+    monkeypatch.setattr("kombu_delayed.transport.channel.consuming.LOOK_SECONDS", 0)
+    channel, held = connection.default_channel, []
+    for name in ("q0", "q1", "q2"):
+        publish(connection, name, queue=named(name))
+        if way == "get":
+            held.append(named(name)(channel).get())
+            continue
+        inbox = Inbox(channel, named(name), ack=False)
+        inbox.receive(1)
+        inbox.consumer.cancel()
+        held += inbox.messages
+    channel.keep_up()
+    assert sorted(client.keys("*:consumers")) == [b"{q%d}:consumers" % n for n in range(3)]
+    held[0].ack()
+    held[1].requeue()
+    channel.keep_up()
+    assert client.keys("*:consumers") == [b"{q2}:consumers"]
+    assert channel.consumer.lease.queues == {"q2"}
+    assert {*channel._handlers, *channel._receivers} <= {"q2"}
+    for name in ("q1", "q0"):  # and it may come back
+        publish(connection, "more", queue=named(name))
+        assert Inbox(channel, named(name)).receive(1)
+    assert client.exists("{q0}:consumers", "{q1}:consumers") == 2
+    held[2].ack()
+
+
+def test_a_queue_is_left_only_when_the_server_has_its_acks(
+    connect: Connect, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kombu_delayed.transport.channel.consuming.LOOK_SECONDS", 0)
+    connection, queue = connect(), named("mail")
+    channel = connection.default_channel
+    publish(connection, "once", queue=queue)
+    inbox = Inbox(channel, queue)
+    inbox.receive(1)
+    inbox.consumer.cancel()
+    client.client_kill_filter(_type="normal", skipme=True)
+    channel.keep_up()
+    channel.keep_up()
+    assert not client.exists("{mail}:consumers", "mail")
+
+
 def test_a_consumer_keeps_an_expiring_queue_alive(connect: Connect, client: redis.Redis) -> None:
     queue = named("brief", expires=0.3)
     connection = connect()

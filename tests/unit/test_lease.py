@@ -357,6 +357,26 @@ def test_a_claim_whose_answer_was_lost_shortens_its_lease(world: World) -> None:
     assert not lease.lost
 
 
+def test_a_queue_that_is_left_during_a_renewal_does_not_end_the_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = world.consumer("q", "q1")
+    renew_all = lease.store.renew_all  # type: ignore[attr-defined]
+
+    def leave_before(queues: Any, renewed: Any, *args: Any) -> Renewal:
+        if "q1" in renewed:
+            lease.forget("q1")
+            world.store.leases.leave("q1", lease.consumer)
+        return renew_all(queues, renewed, *args)
+
+    monkeypatch.setattr(lease.store, "renew_all", leave_before)
+    world.run(2 * SECONDS)
+    assert world.alive(lease)
+    assert lease.queues == {"q"}
+    assert not lease.outlasted
+    assert world.names("q1") == set()
+
+
 # The thread.
 
 

@@ -120,6 +120,12 @@ class Lease:
         """Distrust what is known of a queue: the next call finds out whether the lease lasts."""
         self.grant(queue, (-math.inf, -math.inf))
 
+    def forget(self, queue: str) -> None:
+        """Do not renew it in a queue any more."""
+        with self._lock:
+            self._until.pop(queue, None)
+        self.auto_delete.discard(queue)
+
     def renew(self, queue: str, store: Store) -> bool:
         """Renew the lease in one queue; returns whether it has lasted."""
         asked_at = self.clock()
@@ -201,10 +207,11 @@ class Lease:
         except BaseException:
             self._lost_contact()
             raise
-        if not all(self._register_again(queue, self.store) for queue in renewal.lost):
+        lost = [queue for queue in renewal.lost if self.holds(queue)]  # others were left meanwhile
+        if not all(self._register_again(queue, self.store) for queue in lost):
             self.lost = True
             return self.seconds / 3
-        if renewal.lost or not renewal.now_ms:
+        if lost or not renewal.now_ms:
             return self._lost_contact()
         if self._is_certain(renewal, known, asked_at) or len(renewed) == len(queues):
             self._is_in_doubt = False

@@ -150,13 +150,18 @@ class ConsumingChannel(ConnectingChannel):
         return shards
 
     def keep_up(self) -> None:
-        """Consume shards that another process has added, and bind what a full server refused."""
+        """Leave queues that are not used any more, and consume shards that others have added.
+
+        Also binds what a full server has refused.
+        """
         now = monotonic()
-        if self.consumer is None or now < self._shards_at:
+        if self.consumer is None or self._pid != os.getpid() or now < self._shards_at:
             return
         self._shards_at = now + LOOK_SECONDS
         with suppress(*UNREACHABLE, ServerFull):
             self.bind_refused()
+        with suppress(*UNREACHABLE):
+            self._leave_unused()
         with suppress(*UNREACHABLE):
             sources = self.consumer.sources
             spread = [each for each in sources.values() if not is_shard(each.queue)]
@@ -169,6 +174,14 @@ class ConsumingChannel(ConnectingChannel):
                 for shard in shards:
                     if source.queue in sources and shard not in sources:
                         self.consumer.add(shard, source.no_ack, source.expires_ms)
+
+    def _leave_unused(self) -> None:
+        if (consumer := self.consumer) is None:
+            return
+        consumer.leave_unused()
+        kept = {queue_of(each) for each in (*consumer.lease.queues, *consumer.sources)}
+        for queue in self._handlers.keys() - kept - self.auto_delete_queues:
+            del self._handlers[queue], self._receivers[queue]
 
     def _must_stay_whole(self, queue: str, shards: Sequence[str]) -> bool:
         """Whether another process has spread a queue whose policies here need one shard."""
@@ -220,6 +233,7 @@ class ConsumingChannel(ConnectingChannel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message, if there is one."""
+        self.keep_up()
         takes = no_ack or not self.ack_emulation
         found, shard = None, queue
         for shard in self._in_turn(queue):
