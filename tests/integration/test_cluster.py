@@ -270,6 +270,31 @@ def test_nodes_that_have_lost_their_data_know_the_lease_again(
     assert not lease.lost
 
 
+def test_the_thread_of_a_node_ends_with_its_last_queue(
+    connect: Connect, cluster: Cluster, names: list[str], no_keeper: None
+) -> None:
+    """Else one stays for each node that was ever replaced."""
+    channel = connect().channel()
+    home, other = map(channel.store.node_of, names[:2])
+    here, there = map(cluster.master_of, names[:2])
+    for target, left, new in ((there, home, other), (here, other, home)):
+        assert channel.basic_get(names[0]) is None
+        shares = channel.consumer.lease._shares
+        assert [*shares] == [left]
+        cluster.move(names[0], target)
+        wait_until(
+            lambda new=new: (
+                channel.basic_get(names[0]) is None and channel.store.node_of(names[0]) == new
+            ),
+            "the consumer knows that it has moved",
+        )
+        shares[left].step()
+        assert [*shares] == [new]
+    shares[home].step()
+    assert [*shares] == [home]
+    assert not channel.consumer.lease.lost
+
+
 @pytest.mark.skipif(not hasattr(stock.Channel, "_binding_ttl"), reason="new in Kombu 5.7")
 def test_a_binding_that_expires(connect: Connect, cluster: Cluster) -> None:
     short = Queue("short", Exchange("short"), routing_key="short", expires=60)

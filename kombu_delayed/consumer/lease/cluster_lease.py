@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -56,6 +57,19 @@ class ClusterLease(Lease):
             else:
                 self._share(home)  # it has moved
         return found
+
+    def leave(self, node: Any) -> None:
+        """End the thread of a node that has no queue now, as one that was replaced for good."""
+        try:
+            homes = {self._node_of(queue) for queue in self.queues}
+        except NodeDown:  # it may be the home of this queue
+            return
+        if node in homes or (share := self._shares.pop(node, None)) is None:
+            return
+        keeper((self.server, node)).forget(share)
+        for queue in self.queues:  # one may have come to this node meanwhile
+            with suppress(NodeDown):
+                self._share(self._node_of(queue))
 
     def end(self) -> None:
         """Stop renewing."""
@@ -112,7 +126,10 @@ class Share(Lease):
     def step(self) -> float:
         """Renew on the queues of this node; returns seconds until the next step."""
         try:
-            seconds = self._keep(self._whole.queues_on(self._node))
+            queues = self._whole.queues_on(self._node)
+            if not queues:
+                self._whole.leave(self._node)
+            seconds = self._keep(queues)
         except UNREACHABLE as error:  # which the consumer reports once
             logger.info("Cannot renew the leases on node %s now: %s", self._node, error)
             return self._lost_contact()
