@@ -175,6 +175,15 @@ def test_who_is_dead_after_an_outage_of_everybody(world: World) -> None:
     assert world.names() == {lease.consumer}
 
 
+def test_a_whole_fleet_dies(world: World) -> None:
+    """One call names only some of them."""
+    survivor, dead = world.consumer(), [world.consumer() for _ in range(250)]
+    for lease in dead:
+        world.dies(lease)
+    world.run(4 / 3 * SECONDS)
+    assert world.names() == {survivor.consumer}
+
+
 def test_an_outage_of_one(world: World) -> None:
     lease, other = world.consumer(), world.consumer()
     world.run(SECONDS)

@@ -73,7 +73,8 @@ class Reclaimer:
     def _reclaim_after(self, other: Other, seconds: float) -> float:
         """Reclaim what a consumer left, if it counts as dead; returns seconds until the next look.
 
-        Nothing is reclaimed if its lease was renewed since.
+        Nothing is reclaimed if its lease was renewed since. The next look follows at once, because
+        one look finds only some of many dead consumers.
         """
         if seconds > 0:
             return seconds + JUST_AFTER_SECONDS
@@ -86,4 +87,4 @@ class Reclaimer:
                 count,
                 other.queue,
             )
-        return math.inf
+        return 0.0
