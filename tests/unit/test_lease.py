@@ -184,6 +184,26 @@ def test_a_whole_fleet_dies(world: World) -> None:
     assert world.names() == {survivor.consumer}
 
 
+def test_who_reclaims_for_long_renews_its_own_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = "q", "q1", "q2"
+    survivor, dead = world.consumer(*queues), [world.consumer(*queues) for _ in range(90)]
+    reclaim = survivor.store.reclaim  # type: ignore[attr-defined]
+
+    def slowly(queue: str, *given: Any) -> Any:
+        world.at += SECONDS / 100
+        world.tick()
+        assert dict(world.store.leases.ends(queue))[survivor.consumer] > 0
+        return reclaim(queue, *given)
+
+    monkeypatch.setattr(survivor.store, "reclaim", slowly)
+    for lease in dead:
+        world.dies(lease)
+    world.run(5 * SECONDS)
+    assert [world.names(queue) for queue in queues] == 3 * [{survivor.consumer}]
+
+
 def test_an_outage_of_one(world: World) -> None:
     lease, other = world.consumer(), world.consumer()
     world.run(SECONDS)

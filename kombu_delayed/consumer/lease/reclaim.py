@@ -19,6 +19,10 @@ logger = get_logger(__name__)
 JUST_AFTER_SECONDS = 0.01
 
 
+#: A step reclaims for this fraction of a lease at most: its own lease must be renewed in between.
+LONGEST_STEP = 1 / 6
+
+
 class Reclaimer:
     """Watches the leases of others over one contact with the server.
 
@@ -38,7 +42,10 @@ class Reclaimer:
         wait = math.inf
         if renewal.next_end_ms is not None:
             wait = (renewal.next_end_ms - renewal.now_ms) / 1000 + JUST_AFTER_SECONDS
+        until = clock() + self._seconds * LONGEST_STEP
         for other in renewal.others:
+            if clock() >= until:
+                return 0.0
             if other.end_ms > renewal.now_ms:
                 self._late.setdefault(other, clock())
                 continue
