@@ -182,6 +182,17 @@ def test_metrics(cli: Cli) -> None:
     assert "mail, shard 2" in cli.text("metrics", "--shards", "-Q", "mail")
 
 
+def test_each_task_of_all_shards_is_listed_once_in_order(cli: Cli) -> None:
+    cli.client.hset("kombu-delayed-shards", "mail", 3)
+    for shard, id, due in ("\x1f1", "x", "+1000"), ("", "y", "+700000"), ("\x1f2", "z", "+600000"):
+        cli.backlog.store.schedule(f"mail{shard}", [entry(id, due)])
+    first, *rest = cli.listed("list", "-Q", "mail")
+    assert (first, len({*rest}), len(rest)) == ("x", 4, 4)
+    assert rest.index("z") < rest.index("y")
+    assert cli.listed("find", "-Q", "mail") == [first, *rest]
+    assert cli.listed("find", "-Q", "mail", "--due-before", "5s") == ["x"]
+
+
 def test_metrics_on_a_narrow_terminal(cli: Cli) -> None:
     lines = [line.split() for line in run(cli.app, "metrics", columns=60).stdout.splitlines()]
     assert [line[1] for line in lines if line[0] == "queue"] == ["celery", "mail"]

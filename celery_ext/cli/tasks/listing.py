@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import click
 from rich.table import Table
 
+from celery_ext.control.changes.change_many import shard_pages
 from celery_ext.control.counts import Counts
 from celery_ext.tasks.formatting import (
     STATE_STYLES,
@@ -38,9 +39,11 @@ RECORDED = "error", "worker", "longer_than", "shorter_than"
 def soonest(
     session: Session, given: dict[str, Any], progress: Progress = lambda count: None
 ) -> Iterator[TaskInfo]:
-    delayed, queue = session.delayed, given.get("queue")
-    shards = delayed.shards(queue)
-    found = [delayed.find(**{**given, "queue": name}, progress=progress) for name in shards]
+    delayed, query = session.delayed, Query(**given)
+    found = [
+        chain.from_iterable(shard_pages(delayed, shard, query, progress))
+        for shard in delayed.shards(query.queue)
+    ]
     return heapq.merge(*found, key=lambda info: info.due_ms or 0)
 
 

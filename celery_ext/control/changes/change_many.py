@@ -58,11 +58,19 @@ def pages(
     `progress` is called with the number of messages that were read.
     """
     for shard in delayed.shards(query.queue):
-        found = delayed.backlog(shard).pages(query.due_after_ms, query.due_before_ms, query.needle)
-        for page in found:
-            progress(len(page))
-            infos = (TaskInfo.waiting(shard, waiting) for waiting in page)
-            yield shard, [info for info in infos if query.matches(info)]
+        for page in shard_pages(delayed, shard, query, progress):
+            yield shard, page
+
+
+def shard_pages(
+    delayed: Queues, shard: str, query: Query, progress: Progress
+) -> Iterator[list[TaskInfo]]:
+    """Like `pages`, for one shard, whichever queue the query names."""
+    found = delayed.backlog(shard).pages(query.due_after_ms, query.due_before_ms, query.needle)
+    for page in found:
+        progress(len(page))
+        infos = (TaskInfo.waiting(shard, waiting) for waiting in page)
+        yield [info for info in infos if query.matches(info)]
 
 
 def change_found(
