@@ -290,4 +290,5 @@ def write_now(
             for call in outcomes.note_calls(shard, each, options.kept)
         )
     except BROKER_FAILS as error:
-        logger.warning("%d tasks are %s, but that is not recorded: %s", len(notes), state, error)
+        count = sum(map(len, notes.values()))
+        logger.warning("%d tasks are %s, but that is not recorded: %s", count, state, error)

@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 from celery_ext.app import recorder
 from celery_ext.app.outcome_options import OutcomeOptions
 from celery_ext.app.recorder import Recorder, Run
+from celery_ext.control.outcomes import Gone, write_now
 from celery_ext.tasks.history import TaskHistory, head_of
 from celery_ext.worker.requests.request import Request
 from kombu_delayed.store.outcomes.records import Known
@@ -312,4 +313,14 @@ def test_an_id_that_is_no_text_keeps_no_other_from_being_written(name: str, told
     told.step()
     assert [note.id.encode().decode() for note in told._queues["q"].notes] == [
         *("a\\ud800", "ä", "7")
+    ]
+
+
+def test_the_log_has_the_number_of_tasks_that_were_cancelled_without_a_record(
+    told: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = [Gone(shard, id) for shard in ("mail", "news") for id in "abc"]
+    write_now(told._broker, told.options, "cancelled", gone)
+    assert [record.message for record in caplog.records] == [
+        "6 tasks are cancelled, but that is not recorded: nobody is there"
     ]
