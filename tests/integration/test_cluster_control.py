@@ -104,6 +104,28 @@ def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(
         assert where(app.delayed, name) == {f"{name}-2"}
 
 
+def test_shards_of_other_nodes_are_paused_and_resumed(
+    app: Celery, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delayed, queue = app.delayed, names[0]
+    app.conf.broker_transport_options["delayed_shards"] = {queue: 3}  # each on another node
+    with monkeypatch.context() as patch:
+        cut_off(cluster.master_of(queue).port or 0, patch)
+        with pytest.raises(OperationalError, match="is paused on the other nodes only"):
+            delayed.pause(queue, why="a test")
+    pauses = delayed.store.pauses
+    assert [pauses.of(shard) is not None for shard in delayed.shards(queue)] == [False, True, True]
+    delayed.pause(queue)
+    delayed.close()
+    with monkeypatch.context() as patch:
+        cut_off(cluster.master_of(queue).port or 0, patch)
+        with pytest.raises(OperationalError, match="is resumed on the other nodes only"):
+            delayed.resume(queue)
+    assert [pauses.of(shard) is not None for shard in delayed.shards(queue)] == [True, False, False]
+    assert delayed.resume(queue)
+    assert delayed.pauses(queue) == []
+
+
 class Moving:
     """Moves the slot of a queue to another node; the move ends once a caller waits for it."""
 
