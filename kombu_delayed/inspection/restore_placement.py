@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ..message.envelope import Unique, unique_key
 from ..store.store import Store
+from .expectations import ANSWER_HEADER
 
 #: How many ids one call looks for.
 LOOK_LIMIT = 100
@@ -43,6 +44,8 @@ def with_noted(items: Iterable[Item], there: Iterable[Item]) -> list[Item]:
 def _home(store: Store, queue: str, item: Item) -> str:
     id = item[0].partition(b"\x1f")[0].decode(errors="surrogateescape")
     unique = _unique(item[1]) if len(item) == 2 and b'"delayed_unique":' in item[1] else None
+    if unique and f'"{ANSWER_HEADER}":'.encode() in item[1]:
+        return queue  # answers look for expectations in the first shard
     return store.shards.home(queue, unique.key if unique else id)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -354,3 +355,16 @@ def test_cluster(cluster: Cluster) -> None:
             assert expect(f"k{n}", app=app, on_response=Signature("x", app=app)).state == "open"
             assert respond(app, f"k{n}", 1) == "accepted"
             assert respond(app, f"k{n}", 1) == "late"
+
+
+def test_restored_expectations_are_in_the_first_shard(
+    app: Celery, client: redis.Redis, tmp_path: Path
+) -> None:
+    app.conf.broker_transport_options["delayed_shards"] = {"celery": 6}
+    keys = [f"key-{n}" for n in range(6)]
+    for key in keys:
+        expect(key, timeout="2h", app=app)
+    app.delayed.backup(tmp_path / "backup")  # type: ignore[attr-defined]
+    client.flushdb()
+    assert app.delayed.restore(tmp_path / "backup").messages == 6  # type: ignore[attr-defined]
+    assert [respond(app, key, 1) for key in keys] == ["accepted"] * 6
