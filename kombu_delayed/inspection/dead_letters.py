@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from operator import attrgetter
 
 from kombu import Connection
 
@@ -35,12 +37,11 @@ class DeadLetters:
         return sum(map(self._store.dead.count, self._shards))
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """All of them, the oldest of each shard first, fetched page by page.
+        """All of them, the oldest first, fetched page by page.
 
         None is skipped if others are replayed or purged meanwhile.
         """
-        for shard, ids in self._pages(None):
-            yield from self._store.dead.letters(shard, ids)
+        return heapq.merge(*map(self._letters_of, self._shards), key=attrgetter("at_ms"))
 
     def get(self, id: str) -> DeadLetter | None:
         """The dead letter of a task id, or of an id as `DeadLetter` shows it."""
@@ -58,6 +59,10 @@ class DeadLetters:
     def purge(self, ids: Iterable[str] | None = None) -> int:
         """Delete some or all dead letters. Returns their number."""
         return sum(self._store.dead.purge(*page) for page in self._pages(ids))
+
+    def _letters_of(self, shard: str) -> Iterator[DeadLetter]:
+        for _, ids in self._pages_of(shard):
+            yield from self._store.dead.letters(shard, ids)
 
     def _pages(self, ids: Iterable[str] | None) -> Iterator[tuple[str, list[str]]]:
         given = None if ids is None else list(ids)

@@ -193,6 +193,15 @@ def test_each_task_of_all_shards_is_listed_once_in_order(cli: Cli) -> None:
     assert cli.listed("find", "-Q", "mail", "--due-before", "5s") == ["x"]
 
 
+def test_dead_letters_of_all_shards_are_listed_in_order(cli: Cli) -> None:
+    cli.client.hset("kombu-delayed-shards", "mail", 3)
+    store = cli.backlog.store
+    for at_ms, (shard, id) in enumerate([("\x1f1", "a"), ("", "b"), ("\x1f2", "c"), ("", "d")], 1):
+        store.now = str(at_ms)
+        store.bury(f"mail{shard}", "w1", [(1, id, "rejected", b'0{"headers": {}}')])
+    assert [each["id"] for each in cli.json("dead", "list", "-Q", "mail")] == [*"abcd"]
+
+
 def test_metrics_on_a_narrow_terminal(cli: Cli) -> None:
     lines = [line.split() for line in run(cli.app, "metrics", columns=60).stdout.splitlines()]
     assert [line[1] for line in lines if line[0] == "queue"] == ["celery", "mail"]
