@@ -15,6 +15,7 @@ from celery_ext import Delayed, Query
 from celery_ext.control.changes.redirect import Redirect
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.connection.cluster import connection as module
+from kombu_delayed.connection.cluster import nodes
 from kombu_delayed.connection.cluster.nodes import Cluster as Map
 from kombu_delayed.connection.cluster.nodes import Node
 from kombu_delayed.errors import NodeDown
@@ -124,6 +125,24 @@ def test_shards_of_other_nodes_are_paused_and_resumed(
     assert [pauses.of(shard) is not None for shard in delayed.shards(queue)] == [True, False, False]
     assert delayed.resume(queue)
     assert delayed.pauses(queue) == []
+
+
+def test_queues_of_other_programs_are_found_on_a_node_that_was_added(
+    app: Celery, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has redirected this process there."""
+    monkeypatch.setattr(nodes, "LOOK_SECONDS", 0.0)
+    with Celery(broker=f"delayed+{cluster.url}", set_as_current=False) as other:
+        other.send_task("task", task_id="far", countdown=3600, queue="others")
+    assert "others" in app.delayed.queues()
+    new, home = cluster.add_master(), cluster.master_of("others")
+    try:
+        cluster.move("others", new)
+        assert "others" in app.delayed.queues()
+        assert app.delayed.cancel("far")
+    finally:
+        cluster.move("others", home)
+        cluster.remove(new)
 
 
 class Moving:
