@@ -15,7 +15,7 @@ from celery.canvas import Signature
 from click.testing import CliRunner, Result
 from kombu.exceptions import OperationalError
 
-from celery_ext import expect, fail, respond
+from celery_ext import Query, expect, fail, respond
 from celery_ext.app import signals
 from celery_ext.cli import delayed as cli
 from celery_ext.control.answers import waiting_task
@@ -368,3 +368,15 @@ def test_restored_expectations_are_in_the_first_shard(
     client.flushdb()
     assert app.delayed.restore(tmp_path / "backup").messages == 6  # type: ignore[attr-defined]
     assert [respond(app, key, 1) for key in keys] == ["accepted"] * 6
+
+
+def test_an_expectation_stays_in_its_queue(app: Celery, bench: Bench) -> None:
+    delayed: Any = app.delayed  # type: ignore[attr-defined]
+    bench.send("there", queue="other")
+    bench.send("moves", LONG_SECONDS * 100)
+    id = expect("payment", timeout="2h", app=app).id
+    assert delayed.redirect_many(Query(queue="celery"), "other", dry_run=True).matched == 1
+    assert delayed.redirect_many(Query(queue="celery"), "other").changed == 1
+    with pytest.raises(QueryError, match="no answer finds it in another queue"):
+        delayed.redirect(id, "other")
+    assert respond(app, "payment", 1) == "accepted"

@@ -16,6 +16,7 @@ from kombu.utils.functional import retry_over_time
 
 from kombu_delayed.errors import AlreadyDelayed
 from kombu_delayed.inspection.backlog import Backlog, Move, waiting_of
+from kombu_delayed.inspection.expectations import ANSWER_HEADER
 from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.message.envelope import Kept
 from kombu_delayed.store.calls.caller import chunks
@@ -47,7 +48,7 @@ class Redirect:
     is killed, one task stays held there, at most a minute late, or is in both queues and runs
     twice. A first Ctrl-C waits until the tasks that were read are moved. A task keeps its due time
     and its priority, and retries stay in the new queue. A task that others change before it is held
-    stays where it is. Raises QueryError for an unknown queue.
+    stays where it is, and so does an expectation. Raises QueryError for an unknown queue.
     """
 
     def __init__(self, queues: Queues, to_queue: str) -> None:
@@ -61,13 +62,12 @@ class Redirect:
         self._held_until_ms = 0
 
     def has(self, info: TaskInfo) -> bool:
-        """Returns whether a task is already in the other queue."""
-        return info.queue == self._to
+        """Returns whether a task stays: it is in the other queue already, or an expectation."""
+        return info.queue == self._to or _expects(info)
 
     def delayed(self, shard: str, infos: Sequence[TaskInfo]) -> int:
         """Move delayed tasks of one shard; returns how many were moved."""
-        if queue_of(shard) == self._to:
-            return 0
+        infos = [info for info in infos if not self.has(info)]
         return sum(self._move(shard, part) for part in chunks(infos, READ))
 
     @unbroken()
@@ -98,6 +98,8 @@ class Redirect:
         queues, count, found = self._queues, 0, set[str]()
         for shard in chain.from_iterable(queues.where(queue, [id], found)):
             infos = [TaskInfo.waiting(shard, each) for each in queues.backlog(shard).get(id)]
+            if any(map(_expects, infos)):
+                raise QueryError(f"{id!r} is an expectation: no answer finds it in another queue")
             if infos:
                 found.add(id)
                 count += queue_of(shard) == self._to or self.delayed(shard, infos)
@@ -220,6 +222,11 @@ class Redirect:
         properties = payload.setdefault("properties", {})
         properties["delivery_info"] = {**(properties.get("delivery_info") or {}), **place}
         return payload
+
+
+def _expects(info: TaskInfo) -> bool:
+    """Returns whether a task is an expectation without an answer."""
+    return info.headers.get(ANSWER_HEADER, "") is None
 
 
 def _is_same(info: TaskInfo, kept: Kept) -> bool:
