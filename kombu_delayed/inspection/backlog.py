@@ -332,6 +332,8 @@ def _opened(queue: str, member: str, text: bytes) -> Kept:
 
 def scan(store: Store, prefix: str, pattern: str = "*") -> Iterator[bytes]:
     """Yield keys that consist of a prefix and a match of a SCAN pattern, some more than once."""
+    if store.cluster:
+        store.cluster.look()  # a node may have been added, and nothing has redirected us there
     for server in store.run.everywhere():
         yield from keys_like(server, literal(prefix) + pattern, PAGE_SIZE)
 

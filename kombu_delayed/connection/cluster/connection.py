@@ -179,8 +179,7 @@ class ClusterConnection(ServerConnection):
         return self.over(self.cluster.node(slot_of(command)))
 
     def everywhere(self) -> Sequence[NodeConnection]:
-        """Return the connections to all masters, even to those that were added lately."""
-        self.cluster.look()
+        """Return the connections to all masters."""
         return [self.over(node) for node in self.cluster.masters()]
 
     def __call__(self, *command: Any, replicas: Replicas | None = None) -> Any:
