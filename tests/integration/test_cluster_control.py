@@ -105,26 +105,39 @@ def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(
         assert where(app.delayed, name) == {f"{name}-2"}
 
 
+@pytest.mark.parametrize("part", [{}, {"tenant": "ada"}])
 def test_shards_of_other_nodes_are_paused_and_resumed(
-    app: Celery, cluster: Cluster, names: list[str], monkeypatch: pytest.MonkeyPatch
+    part: dict[str, str],
+    app: Celery,
+    cluster: Cluster,
+    names: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     delayed, queue = app.delayed, names[0]
     app.conf.broker_transport_options["delayed_shards"] = {queue: 3}  # each on another node
-    with monkeypatch.context() as patch:
-        cut_off(cluster.master_of(queue).port or 0, patch)
-        with pytest.raises(OperationalError, match="is paused on the other nodes only"):
-            delayed.pause(queue, why="a test")
-    pauses = delayed.store.pauses
-    assert [pauses.of(shard) is not None for shard in delayed.shards(queue)] == [False, True, True]
-    delayed.pause(queue)
-    delayed.close()
-    with monkeypatch.context() as patch:
-        cut_off(cluster.master_of(queue).port or 0, patch)
-        with pytest.raises(OperationalError, match="is resumed on the other nodes only"):
-            delayed.resume(queue)
-    assert [pauses.of(shard) is not None for shard in delayed.shards(queue)] == [True, False, False]
-    assert delayed.resume(queue)
-    assert delayed.pauses(queue) == []
+
+    def paused() -> list[bool]:
+        store, shards = delayed.store, delayed.shards(queue)
+        texts = [each.text for each in store.policies.read_all(shards)]
+        whole = [store.pauses.of(shard) is not None for shard in shards]
+        return [each or "ada" in text for each, text in zip(whole, texts, strict=True)]
+
+    def on_two_nodes(change: Callable[..., Any]) -> None:
+        """The node of the second shard cannot be reached."""
+        delayed.close()
+        with monkeypatch.context() as patch:
+            cut_off(cluster.master_of(delayed.store.keys(f"{queue}\x1f1").wake).port or 0, patch)
+            delayed.close()
+            with pytest.raises(OperationalError, match="is changed on the other nodes only"):
+                change(queue, **part)
+
+    on_two_nodes(delayed.pause)
+    assert paused() == [True, False, True]
+    delayed.pause(queue, **part)
+    on_two_nodes(delayed.resume)
+    assert paused() == [False, True, False]
+    delayed.resume(queue, **part)
+    assert paused() == [False] * 3
 
 
 def test_queues_of_other_programs_are_found_on_a_node_that_was_added(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from celery.utils.log import get_logger
 
@@ -23,6 +23,7 @@ from kombu_delayed.store.policies.declared import (
     parsed,
 )
 
+from ...app.broker import BrokerUnreachable
 from ...app.queues import Queues
 from ...tasks.times import from_ms
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ...policies.rules import Rules as OwnRules
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 #: Characters of a name or a reason; longer ones are cut.
 TEXT_SIZE = 500
@@ -156,7 +159,8 @@ def change_declared(
 ) -> None:
     """Replace the declared policies of a queue by what `change` returns; notify its consumers."""
     store, by = queues.store, caller()[:TEXT_SIZE]
-    for shard in store.shards.all(queue):
+
+    def change_shard(shard: str) -> None:
         while True:
             known = store.policies.read(shard)
             before = parsed(known.text) if known.text else {UNDECLARED: True}
@@ -165,6 +169,36 @@ def change_declared(
             if same or store.policies.declare(shard, text, by, known):
                 break
         store.claimable.announce(shard)
+
+    in_shards(queues, queue, change_shard)
+
+
+class PartlyDone(BrokerUnreachable):
+    """Some shards of a queue are changed, and the others are on a node that does not answer."""
+
+
+def in_shards(queues: Queues, queue: str, change: Callable[[str], T]) -> list[T]:
+    """Change all shards of a queue, whose number may have grown.
+
+    If a node of a Cluster does not answer, the shards on the others are changed, and PartlyDone is
+    raised; or only the error, if no shard was changed.
+    """
+    found: list[T] = []
+    failed: BaseException | None = None
+    queues.store.shards.look_again()
+    for shard in queues.store.shards.all(queue):
+        try:
+            found.append(change(shard))
+        except queues.store.errors_of_one_queue as error:
+            failed = error
+    if failed is not None and found:
+        raise PartlyDone(
+            f"queue {queue!r} is changed on the other nodes only. Repeat this when all nodes "
+            f"answer: {failed}"
+        ) from failed
+    if failed is not None:
+        raise failed
+    return found
 
 
 def by_and_why(by: str | None, why: str) -> tuple[str, str]:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
 
 from kombu_delayed.inspection.gate_usage import server_ms
 from kombu_delayed.message import clock
 from kombu_delayed.store.policies.declared import PAUSED
-from kombu_delayed.store.policies.pauses import Pause, Pauses
+from kombu_delayed.store.policies.pauses import Pause
 
-from ...app.broker import BrokerUnreachable
 from ...app.queues import Queues
 from ...errors import BROKER_FAILS, QueryError
 from ...tasks.query import Query
 from ...tasks.times import from_ms, length_ms
 from ..changes.change_many import pages
 from ..changes.moves import Moves
-from .declared import by_and_why, change_declared, declared_of
+from .declared import PartlyDone, by_and_why, change_declared, declared_of, in_shards
 
 logger = get_logger(__name__)
-
-T = TypeVar("T")
 
 #: The remote control command that lets workers return messages that they have not started.
 HOLD = "delayed_hold"
@@ -46,10 +43,6 @@ class QueuePause:
     why: str
     task: str | None = None
     tenant: str | None = None
-
-
-class PartlyDone(BrokerUnreachable):
-    """Some shards of a queue are changed, and the others are on a node that does not answer."""
 
 
 class Part(NamedTuple):
@@ -85,7 +78,9 @@ def pause(
     shortens = False
     if is_all:
         try:
-            _in_shards(queues, queue, "paused", lambda p, shard: p.pause(shard, *signed, span_ms))
+            in_shards(
+                queues, queue, lambda shard: queues.store.pauses.pause(shard, *signed, span_ms)
+            )
         except PartlyDone:
             give_back_unbegun(queues, queue)
             raise
@@ -110,7 +105,7 @@ def resume(queues: Queues, queue: str, part: Part) -> bool:
     Safe to call twice: after an interruption, the second call runs the messages that are left.
     """
     if part.is_all:
-        return any(_in_shards(queues, queue, "resumed", Pauses.resume))
+        return any(in_shards(queues, queue, queues.store.pauses.resume))
     was_paused = bool(_of_part(queues, queue, part))
     _change(queues, queue, part, [])
     _let_all_go(queues, queue, part, was_paused)
@@ -134,31 +129,6 @@ def give_back_unbegun(queues: Queues, queue: str) -> None:
         queues.app.control.broadcast(HOLD, {"queue": queue})
     except BROKER_FAILS as error:  # they find out when they claim again
         logger.warning("Workers may still start tasks of %r that they have: %s", queue, error)
-
-
-def _in_shards(
-    queues: Queues, queue: str, done: str, change: Callable[[Pauses, str], T]
-) -> list[T]:
-    """Change all shards of a queue.
-
-    If a node of a Cluster does not answer, the shards on the others are changed, and PartlyDone is
-    raised; or only the error, if no shard was changed.
-    """
-    found: list[T] = []
-    failed: BaseException | None = None
-    for shard in _shards_of(queues, queue):
-        try:
-            found.append(change(queues.store.pauses, shard))
-        except queues.store.errors_of_one_queue as error:
-            failed = error
-    if failed is not None and not found:
-        raise failed
-    if failed is not None:
-        raise PartlyDone(
-            f"queue {queue!r} is {done} on the other nodes only. Repeat this when all nodes "
-            f"answer: {failed}"
-        ) from failed
-    return found
 
 
 def _pause_of(queues: Queues, queue: str, shards: Sequence[str]) -> QueuePause | None:
