@@ -23,7 +23,7 @@ from .answers.expectations import Expectations
 from .backup.transfer import BackupReport, FilePath, RestoreReport, backup, restore
 from .bulk.schedule import BulkReport, schedule_many
 from .changes.change import Change, change
-from .changes.change_many import DuePlan, Outcome, change_found, pages
+from .changes.change_many import DuePlan, Outcome, change_found, counts_by_shard, pages
 from .changes.moves import NOW, Moves, due_at
 from .changes.ready import matching
 from .changes.redirect import Redirect
@@ -226,7 +226,7 @@ class Delayed(Queues):
         """
         plan = DuePlan.of(self.moves, by, to, spread)
         if spread is not None:
-            plan.count = self.count(query)
+            plan.counts = counts_by_shard(self, query)
         ways = plan.delayed, plan.ready
         return change_found(self, query, *ways, dry_run, progress, plan.was_moved)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from celery_ext.policies import Fair, Limit
 from kombu_delayed import migrate
 from kombu_delayed.errors import AlreadyDelayed, OptionError
 from kombu_delayed.inspection.dead_letters import DeadLetters
+from kombu_delayed.message.envelope import eta_to_ms
 from kombu_delayed.migrate import Move, ToStock
 from kombu_delayed.store.calls import shards as shards_module
 from kombu_delayed.store.calls.shards import shard_name
@@ -347,6 +349,20 @@ def test_a_task_is_found_where_it_was_before_the_number_changed(tasks: Tasks, no
     assert delayed.run_now("3")
     assert delayed.cancel_ids(map(str, range(4, 40))) == {str(n) for n in range(4, 40)}
     assert sum(each.delayed for each in delayed.counts().values()) == 3
+
+
+def test_tasks_of_each_shard_are_spread_over_the_whole_period(tasks: Tasks) -> None:
+    delayed, period_ms = tasks(3, 30), 1_800_000
+    query, to = Query(queue="mail"), "2100-01-01T00:00:00Z"
+    assert delayed.reschedule_many(query, to=to, spread=period_ms / 1000).changed == 30
+    start_ms = eta_to_ms(to)
+    for shard in delayed.shards("mail"):
+        dues = [each.kept.due_ms for page in delayed.backlog(shard).pages() for each in page]
+        step_ms = period_ms / len(dues)
+        assert 0 <= dues[0] - start_ms < step_ms
+        assert {round((b - a) / step_ms, 3) for a, b in pairwise(dues)} == {1}
+    order = [int(info.id) for info in sorted(delayed.find(query), key=lambda info: info.due_ms)]
+    assert max(abs(n - place) for place, n in enumerate(order)) < 10  # they were due in this order
 
 
 @pytest.mark.parametrize("is_heard", [False, True])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
+from itertools import groupby
 
 from kombu_delayed.store.calls.shards import queue_of
 from kombu_delayed.store.store import chunks
@@ -73,6 +75,18 @@ def shard_pages(
         yield [info for info in infos if query.matches(info)]
 
 
+def counts_by_shard(delayed: Queues, query: Query) -> Counter[str]:
+    """The number of tasks that match a query, by shard, in the order of `pages`."""
+    counts = Counter[str]()
+    if selects_ready(query):
+        for tasks in matching(delayed, query):
+            counts.update(each.shard for each in tasks)
+    else:
+        for shard, infos in pages(delayed, query):
+            counts[shard] += len(infos)
+    return counts
+
+
 def change_found(
     queues: Queues,
     query: Query,
@@ -122,7 +136,7 @@ def _parts(
 class DuePlan:
     """Moves tasks by a length of time, or to `start_ms`, or evenly over `spread` from there.
 
-    `count` is the number of tasks to spread.
+    `counts` is the number of tasks to spread, by shard.
     """
 
     moves: Moves
@@ -130,8 +144,8 @@ class DuePlan:
     by: timedelta | None
     start_ms: int
     spread: timedelta | None
-    count: int = 0
-    seen: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    _seen: Counter[str] = field(default_factory=Counter)
     _ahead: set[tuple[str, str]] = field(default_factory=set)
 
     @classmethod
@@ -154,11 +168,12 @@ class DuePlan:
 
     def delayed(self, shard: str, infos: list[TaskInfo]) -> int:
         """Move delayed tasks of a shard; returns how many were still there."""
-        return self.moves.reschedule(shard, infos, [due_at(self._next_ms(i)) for i in infos])
+        dues = [due_at(self._next_ms(shard, info)) for info in infos]
+        return self.moves.reschedule(shard, infos, dues)
 
     def ready(self, tasks: Sequence[ReadyTask]) -> int:
         """Delay ready tasks; returns how many were still ready. Raises QueryError for the past."""
-        dues = [self._due_ms(replace(each.info, due_ms=self.now_ms)) for each in tasks]
+        dues = [self._due_ms(t.shard, replace(t.info, due_ms=self.now_ms)) for t in tasks]
         if any(due_ms < self.now_ms + (not self.spread) for due_ms in dues):
             raise QueryError("tasks that are ready can only be moved to a later time")
         # The first one of a spread from now on stays as it is.
@@ -166,21 +181,40 @@ class DuePlan:
         moved = self.moves.postpone_all([each[0] for each in later], [due_at(d) for _, d in later])
         return len(tasks) - len(later) + moved
 
-    def _next_ms(self, info: TaskInfo) -> int:
+    def _next_ms(self, shard: str, info: TaskInfo) -> int:
         """The due time of a delayed task, in ms since the epoch."""
-        due_ms = self._due_ms(info)
+        due_ms = self._due_ms(shard, info)
         if due_ms > (info.due_ms or 0):
             self._ahead.add((info.queue, info.member))
         return due_ms
 
-    def _due_ms(self, info: TaskInfo) -> int:
+    def _due_ms(self, shard: str, info: TaskInfo) -> int:
         if self.by is not None:
             return (info.due_ms or 0) + self.by // timedelta(milliseconds=1)
         if self.spread is None:
             return self.start_ms
-        share = min(self.seen / max(self.count, 1), 1)
-        self.seen += 1
+        count = max(sum(self.counts.values()), 1)
+        first, step = self._places.get(shard, (count, 0))
+        share = min((first + step * self._seen[shard]) / count, 1)
+        self._seen[shard] += 1
         return self.start_ms + round(self.spread / timedelta(milliseconds=1) * share)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[float, float]]:
+        """The place of the first task of each shard among all, and the distance to the next one.
+
+        Queues follow each other. Within a queue, each shard is spread over the whole part of the
+        period, because it has tasks with all due times.
+        """
+        found, before = dict[str, tuple[float, float]](), 0
+        for _, shards in groupby(self.counts, queue_of):
+            own = {shard: count for shard in shards if (count := self.counts[shard])}
+            size = sum(own.values())
+            for n, (shard, count) in enumerate(own.items()):
+                step = size / count
+                found[shard] = before + step * n / len(own), step
+            before += size
+        return found
 
     def was_moved(self, info: TaskInfo) -> bool:
         """Returns whether a task was moved ahead before. It is then met again there, once."""
