@@ -232,6 +232,11 @@ def http_form(id: str, prefix: str = "") -> str:
     return f"{prefix}kombu-delayed-http:form:{id}"
 
 
+def http_cursors(prefix: str = "") -> str:
+    """String: the key to the cursors of tokens of the HTTP API that are for tenants."""
+    return f"{prefix}kombu-delayed-http:cursors"
+
+
 def http_host(host: str, prefix: str = "") -> str:
     """Sorted set id of an HTTP job that is calling a host -> when its slot expires."""
     return f"{prefix}kombu-delayed-http:host:{{{host}}}"

@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 import time
+from base64 import urlsafe_b64decode
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from kombu.exceptions import OperationalError
 from celery_ext import Delayed
 from celery_ext.cli import delayed as cli
 from celery_ext.http.api.endpoints import bulk as export
+from celery_ext.http.api.endpoints import dead_letters
+from celery_ext.http.api.endpoints.lists import search
 from celery_ext.http.api.endpoints.lists.search import page_of
 from celery_ext.http.api.models import TaskState
 from celery_ext.http.auth import tokens as tokens_module
@@ -28,7 +31,7 @@ from celery_ext.http.auth.identity import Identity
 from celery_ext.http.auth.tokens import Tokens
 from celery_ext.http.service.service import Places
 from tests.kit.http import Serve, bearer, bury
-from tests.kit.outcomes import RECEIVED, STARTED, note
+from tests.kit.outcomes import FAILED, RECEIVED, STARTED, note
 from tests.kit.wait import wait_until
 
 MAIL = {"task": "till.send_mail", "delay": "1h"}
@@ -209,6 +212,41 @@ def test_lists_show_the_own_ones(two: Keys, bounds: Any) -> None:
     page = two(admin, "GET", "/v1/tasks", params={"limit": 2}).json()
     stolen = two(token, "GET", "/v1/tasks", params={"cursor": page["next"]})
     assert stolen.json().get("tasks", []) == []
+
+
+def _pages(keys: Keys, token: str, **query: Any) -> tuple[list[str], str]:
+    """The ids on all pages, and everything that their cursors say to someone who decodes them."""
+    ids, said = list[str](), ""
+    while True:
+        page = keys(token, "GET", "/v1/tasks", params=query).json()
+        ids += [each["id"] for each in page["tasks"]]
+        if (cursor := page["next"]) is None:
+            return ids, said
+        query["cursor"] = cursor
+        said += urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode(errors="replace")
+
+
+@pytest.mark.parametrize("state", ["scheduled", "dead", "failed"])
+def test_cursors_do_not_name_tasks_of_another_tenant(
+    keys: Keys, delayed: Delayed, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page may end at a task of another tenant, whose id and time are not for the caller."""
+    for module in (search, dead_letters):
+        monkeypatch.setattr(module, "LOOKED_AT", 25)
+    for n, tenant in enumerate(("ada", *["bob@example.com"] * 30, "ada", "bob@example.com")):
+        id = f"{n:02}-{tenant}"
+        if state == "failed":
+            note(delayed, id, RECEIVED, STARTED, FAILED, tenant=tenant)
+            continue
+        countdown = 3_600 + n if state == "scheduled" else None
+        given = {"task_id": id, "headers": {"tenant": tenant}, "countdown": countdown}
+        delayed.app.send_task("till.send_mail", **given)
+    if state == "dead":
+        bury(delayed)
+    ids, said = _pages(keys, keys.make("read", tenants=["ada"]), state=state, limit=1)
+    assert sorted(ids) == ["00-ada", "31-ada"]
+    assert said
+    assert "bob" not in said
 
 
 @pytest.mark.parametrize(

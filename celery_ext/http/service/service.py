@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from celery_ext.app.queues import own_queues, routed_queue
 from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
-from kombu_delayed.store.keys import http_tokens
+from kombu_delayed.store.keys import http_cursors, http_tokens
 
 from ..auth.identity import ANYBODY, Identity
 from ..options import HttpOptions
@@ -119,6 +120,15 @@ class Service:
         """
         store = self.delayed.store
         store.run("EXISTS", http_tokens(store.keys("").prefix))
+
+    def cursor_key(self) -> bytes:
+        """The key to the cursors of tokens for tenants, which all servers of the broker share."""
+        store = self.delayed.store
+        name = http_cursors(store.keys("").prefix)
+        if (key := store.run("GET", name)) is None:
+            store.run("SET", name, secrets.token_hex(32), "NX")
+            key = store.run("GET", name)
+        return bytes(key)
 
     def together(self, function: Callable[[Service, Sequence[T]], Any]) -> Together[T]:
         """The object that calls a function with the items of all requests that wait for it."""

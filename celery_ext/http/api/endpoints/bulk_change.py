@@ -272,9 +272,9 @@ def _change_ready(
         count = outcome.add(shard, infos, partial(change, part))
         changed[shard, str(step)] = changed.get((shard, str(step)), 0) + count
     if outcome.cursor is not None:
-        shard, start, number = cursors.read(outcome.cursor, str, int, str)
+        shard, start, number = cursors.read_place(outcome.call, outcome.cursor)
         start = max(start - changed.get((shard, number), 0), 0)
-        outcome.cursor = cursors.write(shard, start, number)
+        outcome.cursor = cursors.write_place(outcome.call, shard, start, number)
 
 
 def near(tasks: Sequence[ReadyTask]) -> Iterator[tuple[str, int, list[ReadyTask]]]:

@@ -33,7 +33,7 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
     """A page of dead letters with their shards, and the next cursor; None: no more."""
     store = call.service.delayed.store
     shards = sorted(call.service.shards(call.identity, query.queue))
-    place = cursors.read_place(query.cursor, call.identity)
+    place = cursors.read_place(call, query.cursor)
     found: list[tuple[str, DeadTask]] = []
     left = LOOKED_AT
     for name in (each for each in shards if each >= place[0]):
@@ -47,7 +47,7 @@ def letters_page(call: Call, query: DeadQuery) -> tuple[list[tuple[str, DeadTask
                 if task is not None and is_selected(call, query, task):
                     found.append((name, task))
                 if len(found) == query.limit or left == 0:
-                    return found, cursors.write(name, *after)
+                    return found, cursors.write_place(call, name, *after)
     return found, None
 
 

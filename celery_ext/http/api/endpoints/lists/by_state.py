@@ -69,7 +69,9 @@ def _recorded(call: Call, search: Search) -> tuple[list[State], str | None]:
 
     def following(shard: str, of: str, place: Place) -> str | None:
         is_full = left <= 0 or len(found) >= search.limit
-        return cursors.write(shard, place.at_ms, f"{of} {place.id}") if is_full else None
+        if not is_full:
+            return None
+        return cursors.write_place(call, shard, place.at_ms, f"{of} {place.id}")
 
     for shard, of, begin in _lists(call, search):
         if cursor := following(shard, of, begin):
@@ -92,7 +94,7 @@ def filter_of_search(search: Search) -> TaskFilter:
 
 def _lists(call: Call, search: Search) -> Iterator[tuple[str, str, Place]]:
     """The lists of each shard, from the cursor on, and the place at which to begin."""
-    first, at_ms, name = cursors.read_place(search.cursor, call.identity)
+    first, at_ms, name = cursors.read_place(call, search.cursor)
     of, mark, id = name.partition(" ")
     lists, begin = LISTS[search.state or ""], Place(at_ms, id)
     if search.cursor is None:
@@ -118,7 +120,7 @@ def ready_page(
     call: Call, given: Filter, limit: int, cursor: str | None, root_id: str | None = None
 ) -> tuple[list[ReadyTask], str | None]:
     """A page of ready tasks, by queue, the latest first, and the next cursor; None: no more."""
-    place = cursors.read_place(cursor, call.identity)
+    place = cursors.read_place(call, cursor)
     query = Query(
         task=given.task, queue=given.queue, tenant=given.tenant, where=given.where, root_id=root_id
     )
@@ -137,7 +139,7 @@ def ready_page(
             more = True
             while more:
                 if left <= 0 or len(found) >= limit:
-                    return found, cursors.write(shard, start, str(number))
+                    return found, cursors.write_place(call, shard, start, str(number))
                 looked_at, more, page = lists.page(number, start, needles)
                 left -= max(looked_at, 1) * query.weight
                 for each in page:
@@ -147,10 +149,10 @@ def ready_page(
                             task.info.queue, task.info.tenant
                         ):
                             if len(found) >= limit:
-                                return found, cursors.write(shard, each.at, str(number))
+                                return found, cursors.write_place(call, shard, each.at, str(number))
                             found.append(task)
                     if monotonic() >= until:
-                        return found, cursors.write(shard, each.at + 1, str(number))
+                        return found, cursors.write_place(call, shard, each.at + 1, str(number))
                 start += looked_at
     return found, None
 

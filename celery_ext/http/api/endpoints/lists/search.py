@@ -83,12 +83,12 @@ def search_page(call: Call, search: Search) -> tuple[Tasks, str | None]:
     for name in (each for each in shards if each >= shard):
         place = _look_through(call, query, name, place if name == shard else None, found)
         if place is not None or found.is_over:
-            return found.infos, _following(name, place, shards)
+            return found.infos, _following(call, name, place, shards)
     return found.infos, None
 
 
 def _begin(call: Call, cursor: str | None) -> tuple[str, Place | None]:
-    shard, due_ms, member = cursors.read_place(cursor, call.identity)
+    shard, due_ms, member = cursors.read_place(call, cursor)
     return shard, Place(due_ms, member.encode(errors="surrogateescape")) if member else None
 
 
@@ -124,13 +124,13 @@ def of_root(call: Call, root: str, limit: int) -> tuple[list[TaskInfo], bool]:
     return [info for _, info in found.infos], False
 
 
-def _following(shard: str, place: Place | None, shards: list[str]) -> str | None:
+def _following(call: Call, shard: str, place: Place | None, shards: list[str]) -> str | None:
     """The cursor of the next page: after the place, or else in the next shard, if there is one."""
     if place is not None:
         member = place.member.decode(errors="surrogateescape")
-        return cursors.write(shard, place.due_ms, member)
+        return cursors.write_place(call, shard, place.due_ms, member)
     later = next((each for each in shards if each > shard), None)
-    return None if later is None else cursors.write(later, 0, "")
+    return None if later is None else cursors.write_place(call, later, 0, "")
 
 
 def due_page(call: Call, search: Search) -> tuple[Tasks, str | None, bool]:
@@ -142,13 +142,13 @@ def due_page(call: Call, search: Search) -> tuple[Tasks, str | None, bool]:
     shards = sorted(call.service.shards(call.identity, search.queue))
     if _is_narrow(call, Query(**search.criteria)) or len(shards) > MOST_SHARDS:
         return (*search_page(call, search), len(shards) == 1)
-    place = cursors.read_place(search.cursor, call.identity)
+    place = cursors.read_place(call, search.cursor)
     each = (_tasks(call, search, shard, place, len(shards)) for shard in shards)
     found = [*islice(merge(*each), search.limit + 1)]
     following = None
     if len(found) > search.limit:
         due_ms, shard, _, info = found[search.limit - 1]
-        following = cursors.write(shard, due_ms, info.member)
+        following = cursors.write_place(call, shard, due_ms, info.member)
     return [(shard, info) for _, shard, _, info in found[: search.limit]], following, True
 
 
