@@ -48,11 +48,11 @@ class Address:
     host: str | None = None
     port: int | None = None
     username: str | None = None
-    password: Any = None
+    password: Any = field(default=None, repr=False)
     path: str = ""
     virtual_host: str | int | None = None
     credential_provider: Any = None
-    ssl: dict[str, Any] | None = field(default=None)
+    ssl: dict[str, Any] | None = field(default=None, repr=False)
     sentinels: tuple[tuple[str, int], ...] = ()
     nodes: tuple[tuple[str, int], ...] = ()
 

@@ -314,6 +314,7 @@ def test_password_is_masked(url: str, masked: str) -> None:
         if each:
             connection.switch(each)
         assert "secret" not in repr(connection)
+        assert "secret" not in repr(address(connection))  # error trackers show local variables
         assert "secret" not in connection.clone().as_uri()
         assert "secret" in connection.clone().as_uri(include_password=True)
         if url.startswith("sentinel"):
