@@ -238,7 +238,7 @@ class Program:
         progress._clock = self.consumer.lease.clock
         progress.stamp()
 
-    def keep(self) -> None:
+        """Check the progress of the loop, as the keeper's thread does."""
         """What the keeper's thread does."""
         with suppress(*UNREACHABLE):
             self.consumer.progress.check(self.play.store(), self.consumer.lease.consumer)
