@@ -233,12 +233,12 @@ class ConsumingChannel(ConnectingChannel):
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Take one message, if there is one."""
-        self.keep_up()
         takes = no_ack or not self.ack_emulation
         found, shard = None, queue
         for shard in self._in_turn(queue):
             if found := self._ensure_consumer().get(shard, takes, self._lifetime(queue)):
                 break
+        self.keep_up()
         if queue in self._expires:
             self._maybe_update_queues_expire(self._create_client(), queue)
         if found is None:
