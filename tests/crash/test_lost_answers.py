@@ -238,8 +238,8 @@ class Program:
         progress._clock = self.consumer.lease.clock
         progress.stamp()
 
-        """Check the progress of the loop, as the keeper's thread does."""
-        """What the keeper's thread does."""
+    def keep(self) -> None:
+        """The keeper's thread takes a step."""
         with suppress(*UNREACHABLE):
             self.consumer.progress.check(self.play.store(), self.consumer.lease.consumer)
 

@@ -243,6 +243,28 @@ def test_what_could_not_be_sent_runs_again() -> None:
     assert causes(life("first"), sent(), first, again) == {verdict.UNEXPLAINED: 1}
 
 
+@pytest.mark.parametrize(
+    ("owner", "outcome", "cause"),
+    [
+        ("autoscale2", "SystemExit(-241)", verdict.EXECUTING),
+        ("autoscale2", "done", verdict.UNEXPLAINED),
+        ("first", "SystemExit(-241)", verdict.UNEXPLAINED),
+    ],
+)
+def test_a_pool_that_shrinks_ends_a_process_that_has_just_begun(
+    owner: str, outcome: str, cause: str
+) -> None:
+    first = lines(
+        owner,
+        (95, "received", {}),
+        (95.1, "start", {}),
+        (95.2, "end", {"outcome": outcome}),
+        (95.3, "reject", {"requeue": True}),
+    )
+    others = [life("autoscale2", "prefork")]
+    assert causes(ALIVE, sent(), first, ran("other", 96), others=others) == {cause: 1}
+
+
 def test_what_follows_is_sent_again_by_an_expectation_that_runs_again() -> None:
     asking = [dict(line, id="e") for part in (ran("first", 95), ran("other", 96)) for line in part]
     follows = [dict(line, sent_by="e") for at in (95.1, 96.1) for line in ran("first", at, False)]

@@ -43,6 +43,8 @@ CAUSES = (
     *(PREVIOUS, BY_ITS_CLOCK, UNEXPLAINED),
 )
 
+#: The names of workers whose pools grow and shrink begin with this.
+AUTOSCALE = "autoscale"
 #: Pools whose tasks run beside the event loop, in its thread.
 GREENLETS = frozenset({"gevent", "eventlet"})
 #: An ack leaves with the next turn of the event loop, on a machine that is busy.
@@ -208,7 +210,7 @@ class _Judge:
         for hold in [*reversed(earlier), *own]:
             if cause := self._why_not_done(hold):
                 return cause
-            if execution.cut_short and hold.requeued:
+            if hold.requeued and (execution.cut_short or _was_scaled_down(hold)):
                 return EXECUTING
         return None
 
@@ -295,3 +297,9 @@ class _Judge:
         received = min((hold.at for hold in execution.holds), default=start)
         if self.calm.covers(wanted, received):
             verdict.calm_late_ms[execution.key] = max(received - wanted, 0) * 1000
+
+
+def _was_scaled_down(hold: Hold) -> bool:
+    """Whether Celery has ended its process, which it took for idle, to make its pool smaller."""
+    is_ended = hold.run is not None and hold.run.outcome.startswith("SystemExit")
+    return is_ended and hold.owner.startswith(AUTOSCALE)
