@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ..connection import format
 from ..connection.native import get_logger
 from ..connection.options import Options
-from ..errors import AccessDenied, ReplicaError, ServerError, UrlError, translate
+from ..errors import AccessDenied, ReplicaError, ServerError, ServerNotReady, UrlError, translate
 from ..store.calls.caller import DEFAULT_PARTITION_SIZE
 
 logger = get_logger(__name__)
@@ -47,6 +47,9 @@ for i = 2, redis.acl_check_cmd and #ARGV or 0 do
 end
 return denied
 """
+
+#: Whether a server was not ready, so that the next one that is checked has to accept a write, too.
+_is_in_doubt = False
 
 #: The partition sizes that suit the servers this process has checked, by address.
 _partition_sizes: dict[Hashable, int] = {}
@@ -251,7 +254,11 @@ def looked_at(client: Redis, mode: str, options: Options, format_key: str) -> Se
 
 def partition_size(server: Hashable, client: Redis, options: Options, format_key: str) -> int:
     """The partition size that suits a single server or a master, which is checked once."""
+    global _is_in_doubt
     if server not in _partition_sizes:
+        if _is_in_doubt:
+            check_that_it_writes(client, format_key)
+            _is_in_doubt = False
         found = looked_at(client, "standalone", options, format_key)
         _partition_sizes[server] = found.partition_size
     return _partition_sizes[server]
@@ -259,7 +266,21 @@ def partition_size(server: Hashable, client: Redis, options: Options, format_key
 
 def look_again() -> None:
     """Have each server checked before it is used again, because one was not ready."""
+    global _is_in_doubt
     _partition_sizes.clear()
+    _is_in_doubt = True
+
+
+def check_that_it_writes(client: Redis, format_key: str) -> None:
+    """Raise ServerNotReady if the server refuses writes, as a master without enough replicas.
+
+    It answers everything else, so anyone who connected would be refused again without a pause.
+    """
+    try:
+        client.execute_command("UNLINK", f"{format_key}:absent")
+    except ResponseError as error:
+        if isinstance(meaning := translate(error), ServerNotReady):
+            raise meaning from error
 
 
 #: The fault of a broker URL, by the mode of its server, and which URL to use.

@@ -105,12 +105,23 @@ def disk_full(server: Server) -> Iterator[None]:
         client.config_set("save", "")
 
 
+@contextlib.contextmanager
+def without_replicas(server: Server) -> Iterator[None]:
+    """A master that accepts no writes, and answers everything else."""
+    with server.client() as client:
+        client.config_set("min-replicas-to-write", 1)
+        wait_for_refusal(server, "NOREPLICAS")
+        yield
+        client.config_set("min-replicas-to-write", 0)
+
+
 STATES: dict[str, State] = {
     "read-only": lambda server: replica(server, "read only", "yes"),
     "master down": lambda server: replica(server, "MASTER", "no"),
     "busy": busy,
     "loading": loading,
     "disk full": disk_full,
+    "without replicas": without_replicas,
 }
 
 in_each_state = pytest.mark.parametrize("state", STATES.values(), ids=STATES)
