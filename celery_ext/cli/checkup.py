@@ -23,12 +23,14 @@ from celery_ext.tasks.short_repr import printable
 from kombu_delayed.connection.format import MAJOR
 from kombu_delayed.connection.stock import stock_consumers
 from kombu_delayed.consumer.policy.decisions import ALL_QUEUES
+from kombu_delayed.errors import ServerNotReady
 from kombu_delayed.inspection.doctor import Finding
 from kombu_delayed.message import zstd
 from kombu_delayed.message.durations import length_text
 from kombu_delayed.store.calls.shards import label
+from kombu_delayed.store.keys import format_version
 from kombu_delayed.store.queue_metrics import Metrics, fold
-from kombu_delayed.transport.server_checks import inspect, numbers_of
+from kombu_delayed.transport.server_checks import check_that_it_writes, inspect, numbers_of
 
 #: The oldest versions that work.
 OLDEST = {"celery": (5, 5), "kombu": (5, 5), "redis": (6, 0)}
@@ -69,7 +71,7 @@ def check_up(delayed: Delayed, queue: str | None, findings: list[Finding]) -> It
     """Check everything but the messages; `findings` are the problems that were found before."""
     yield _versions()
     servers = [Redis(connection_pool=each.pool) for each in delayed.store.run.everywhere()]
-    yield _server(servers, delayed.connection.as_uri())
+    yield _server(servers, delayed)
     wrong = {each.kind: each for each in findings}
     yield _settings(servers, wrong.get("server"))
     if (format := delayed.store.format) is not None and format.major:
@@ -103,17 +105,22 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _server(servers: list[Redis], url: str) -> Check:
+def _server(servers: list[Redis], delayed: Delayed) -> Check:
     info: Any = servers[0].info("server")
     kind = "Valkey" if "valkey_version" in info else "Redis"
     version = info.get("valkey_version") or info.get("redis_version", "")
     seconds = max(map(_round_trip, servers))
-    text = f"{kind} {version} at {url}, answers in {_short(seconds)}"
+    text = f"{kind} {version} at {delayed.connection.as_uri()}, answers in {_short(seconds)}"
     if len(servers) > 1:
         text += f", the slowest of {len(servers)} masters"
     remedy = ""
     if seconds > SLOW_SECONDS:
         remedy = "run workers and producers closer to the server: each claim is a round trip"
+    try:
+        for server in servers:
+            check_that_it_writes(server, format_version(delayed.store.keys("").prefix))
+    except ServerNotReady as error:
+        remedy = f"{error}. No task is sent, starts or is acknowledged until it takes them again"
     return Check("server", text, remedy)
 
 

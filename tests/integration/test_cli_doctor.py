@@ -92,6 +92,12 @@ def test_doctor_looks_at_all_around_the_messages(cli: Cli, monkeypatch: pytest.M
         found = remedies()
     finally:
         cli.client.config_set("maxmemory", 0)
+    cli.client.config_set("min-replicas-to-write", 1)
+    try:
+        refused = remedies()["server"]
+    finally:
+        cli.client.config_set("min-replicas-to-write", 0)
+    assert "NOREPLICAS" in refused
     assert found["versions"] == "install Celery 99.1 or newer"
     assert found["server"].startswith("run workers and producers closer")
     assert "nearly full" in found["settings and clock"]
