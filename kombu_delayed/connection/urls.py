@@ -298,19 +298,24 @@ def name_server(client: Connection) -> None:
 
 
 def _follow_changes(client: Connection) -> None:
-    """Change the URL of a clone that was given another port or database."""
-    name, scheme = client.hostname, scheme_of(client)
-    if not isinstance(name, Host) or scheme in (*LISTS, *_PATHS):
+    """Change the URL if another port or database was given: to a clone, or a port beside a URL."""
+    scheme, is_named = scheme_of(client), isinstance(client.hostname, Host)
+    if "://" not in _hostname(client) or scheme in (*LISTS, *_PATHS):
+        return
+    if not is_named and (len(client.alt) > 1 or not client.port):
         return
     before = address(client)
     port, database = client.port or NODE_PORT, client.virtual_host or before.virtual_host
+    if not is_named:  # what the URL says comes first
+        port, database = before.port or port, before.virtual_host
     if port == before.server[1] and _database(database) == _database(before.virtual_host):
         return
-    _, credentials, at, rest = _split(name.url)
+    _, credentials, at, rest = _split(_hostname(client))
     place, mark, query = rest.partition("?")
     host = re.sub(r":\d*$", "", place.partition("/")[0])
     path = f"{host}:{port}/{_database(database)}{mark}{query}"
-    client.hostname = Host(name, f"{scheme}://{credentials}{at}{path}", name.is_plain)
+    url = f"{scheme}://{credentials}{at}{path}"
+    client.hostname = Host(before.host or "localhost", url, _is_plain(client))
 
 
 def _database(virtual_host: Any) -> str:
@@ -321,12 +326,17 @@ def _forget_the_one_before(client: Connection) -> None:
     """Reset port and database, which Kombu keeps from the last URL if the next one has none."""
     if "://" in _hostname(client) or scheme_of(client) in LISTS or len(client.alt) < 2:
         return
-    for url in client.alt:
-        parts = url_to_parts(str(url).partition("delayed+")[2])
-        if parts.hostname == client.hostname and parts.port in (None, client.port):
-            client.port = parts.port
-            client.virtual_host = parts.path or client._initial_params["virtual_host"] or "/"
-            return
+    host, port, database = client.hostname, client.port, client.virtual_host
+    each_parts = [url_to_parts(str(url).partition("delayed+")[2]) for url in client.alt]
+    fitting = [
+        each
+        for each in each_parts
+        if each.hostname == host and each.port in (None, port) and each.path in (None, database)
+    ]
+    if fitting:  # several on one host: the one that names the port and the database
+        found = max(fitting, key=lambda each: (each.port == port, each.path == database))
+        client.port = found.port
+        client.virtual_host = found.path or client._initial_params["virtual_host"] or "/"
 
 
 def _keep_given(client: Connection) -> None:

@@ -208,6 +208,46 @@ def test_the_transport_may_come_beside_a_plain_url(url: str, masked: str, transp
         check_alternates(each.alt)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("redis://h", 8),
+        ("redis://h/2", 8),
+        ("redis://", 8),
+        ("redis://[::1]", 8),
+        ("redis://h:7", 7),
+    ],
+)
+def test_a_port_may_come_beside_a_url(given: str, expected: int) -> None:
+    connection = Connection(f"delayed+{given}", port=8)
+    assert connection.transport
+    for each in (connection, connection.clone(), Connection(connection.as_uri())):
+        assert each.transport
+        assert (address(each).port, each.port) == (expected, expected)
+        assert str(address(each).virtual_host).strip("/") in ("2" if "2" in given else ("", "0"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("redis://h", "redis://h:7", (7, "0")),
+        ("redis://h:7/1", "redis://h:7/2", (7, "2")),
+        ("redis://h/1", "redis://h:7/2", (7, "2")),
+        ("redis://h:7/1", "redis://i", (6379, "0")),
+    ],
+)
+def test_servers_of_a_list_may_be_on_one_host(first: str, second: str, expected: Any) -> None:
+    urls = [f"delayed+{first}", f"delayed+{second}"]
+    connection = Connection(urls)
+    assert connection.transport
+    connection.maybe_switch_next()
+    for each in (connection, connection.clone()):
+        assert each.transport
+        where = address(each)
+        found = where.server[1], str(where.virtual_host).strip("/") or "0"
+        assert found == expected
+
+
 def test_a_list_of_urls_names_the_transport_in_each() -> None:
     """Kombu takes the transport from the URL that it switches to."""
     connection = Connection("redis://a;redis://b", transport="delayed")
