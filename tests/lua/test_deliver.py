@@ -104,9 +104,9 @@ def test_promotion(store: Store, client: redis.Redis) -> None:
     }
 
 
-@pytest.mark.parametrize(("now", "count"), [("1999", 0), ("2000", 1)])
+@pytest.mark.parametrize(("now", "count"), [("1999", 0), ("2000", 1), ("2001", 2)])
 def test_never_early(now: str, count: int, store: Store) -> None:
-    store.schedule("q", [entry("a", 2000)])
+    store.schedule("q", [entry("a", 2000), entry("b", 2001)])
     store.now = now
     assert len(deliver(store).records) == count
 
