@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-packages=python3.14-dev,python3.14-venv,redis-server,libfaketime,default-jre-headless,chromium,gcc,git,procps,openssl
+packages=python3.14-dev,python3.14-venv,redis-server,libfaketime,default-jre-headless,chromium,dbus-x11,gcc,git,procps,openssl
 root=$PWD/.matrix/debian
 if [[ ! -e $root.ready ]]; then
     rm -rf "$root"
