@@ -48,8 +48,8 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
         session.delayed.check_queue(queue)
     names = session.delayed.shards(queue)
     if upgrades:
-        done = upgrade(store, session.delayed.shards(None))
-        session.print("The messages have the new format." if done else "There is no newer format.")
+        upgrade(store, session.delayed.shards(None))
+        session.print("All messages have the newest format.")
     findings = [each for each in (examine_server(store), examine_format(store)) if each]
     foreign = [each for name in names if (each := examine_types(store, name))]
     if foreign:  # the rest would fail at them

@@ -297,6 +297,6 @@ class _Restore:
         except (RedisError, OSError) as error:
             meaning = translate(error) if isinstance(error, ResponseError) else error
             raise OperationalError(
-                f"the broker failed after {self.report.messages:,} messages: {meaning}. Restore "
-                "the file again within a day: it continues with the rest"
+                f"the broker failed after {self.report.messages:,} messages. Restore the file "
+                f"again within a day: it continues with the rest. The error: {meaning}"
             ) from error
