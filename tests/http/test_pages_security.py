@@ -93,6 +93,12 @@ def test_a_mistyped_address_in_a_browser(visitor: Visitor, tokens: Tokens) -> No
     assert visitor.client.get("/backlogs").headers["content-type"] == "application/problem+json"
 
 
+def test_where_it_is_mounted_without_a_slash(locked_api: httpx.Client) -> None:
+    site = locked_api.api.middleware._site  # type: ignore[attr-defined]
+    assert site.owns("", {"method": "GET", "headers": [(b"accept", b"text/html")]})
+    assert not site.owns("", {"method": "GET", "headers": []})
+
+
 def test_a_login_is_needed(visitor: Visitor) -> None:
     for path in VIEWS:
         answer = visitor.client.get(path + "?queue=a%26b")

@@ -120,7 +120,11 @@ class Site:
             return True
         accepted = b",".join(value for name, value in scope["headers"] if name == b"accept")
         is_visit = scope["method"] == "GET" and b"text/html" in accepted
-        return is_visit and path.split("/")[1] not in self._others and not self.is_asset(path)
+        return (
+            is_visit
+            and path.lstrip("/").split("/")[0] not in self._others
+            and not self.is_asset(path)
+        )
 
     def is_asset(self, path: str) -> bool:
         """Returns whether a path is that of a style or script, which each page loads."""
