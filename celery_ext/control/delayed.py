@@ -181,9 +181,7 @@ class Delayed(Queues):
 
     def count(self, query: Query, *, progress: Progress = lambda count: None) -> int:
         """The number of tasks that match a query; `progress` as for `find`."""
-        if selects_ready(query):
-            return sum(map(len, matching(self, query, progress)))
-        return sum(len(page) for _, page in pages(self, query, progress))
+        return counts_by_shard(self, query, progress).total()
 
     def cancel_many(
         self, query: Query, *, dry_run: bool = False, progress: Progress | None = None

@@ -75,14 +75,16 @@ def shard_pages(
         yield [info for info in infos if query.matches(info)]
 
 
-def counts_by_shard(delayed: Queues, query: Query) -> Counter[str]:
+def counts_by_shard(
+    delayed: Queues, query: Query, progress: Progress = lambda count: None
+) -> Counter[str]:
     """The number of tasks that match a query, by shard, in the order of `pages`."""
     counts = Counter[str]()
     if selects_ready(query):
-        for tasks in matching(delayed, query):
+        for tasks in matching(delayed, query, progress):
             counts.update(each.shard for each in tasks)
     else:
-        for shard, infos in pages(delayed, query):
+        for shard, infos in pages(delayed, query, progress):
             counts[shard] += len(infos)
     return counts
 

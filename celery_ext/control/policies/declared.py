@@ -177,16 +177,21 @@ class PartlyDone(BrokerUnreachable):
     """Some shards of a queue are changed, and the others are on a node that does not answer."""
 
 
+def shards_of(queues: Queues, queue: str) -> Sequence[str]:
+    """The shards of a queue now; their number may have grown."""
+    queues.store.shards.look_again()
+    return queues.store.shards.all(queue)
+
+
 def in_shards(queues: Queues, queue: str, change: Callable[[str], T]) -> list[T]:
-    """Change all shards of a queue, whose number may have grown.
+    """Change all shards of a queue.
 
     If a node of a Cluster does not answer, the shards on the others are changed, and PartlyDone is
     raised; or only the error, if no shard was changed.
     """
     found: list[T] = []
     failed: BaseException | None = None
-    queues.store.shards.look_again()
-    for shard in queues.store.shards.all(queue):
+    for shard in shards_of(queues, queue):
         try:
             found.append(change(shard))
         except queues.store.errors_of_one_queue as error:

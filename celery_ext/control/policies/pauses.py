@@ -21,7 +21,7 @@ from ...tasks.query import Query
 from ...tasks.times import from_ms, length_ms
 from ..changes.change_many import pages
 from ..changes.moves import Moves
-from .declared import PartlyDone, by_and_why, change_declared, declared_of, in_shards
+from .declared import PartlyDone, by_and_why, change_declared, declared_of, in_shards, shards_of
 
 logger = get_logger(__name__)
 
@@ -84,7 +84,7 @@ def pause(
         except PartlyDone:
             give_back_unbegun(queues, queue)
             raise
-        found = _pause_of(queues, queue, _shards_of(queues, queue))
+        found = _pause_of(queues, queue, shards_of(queues, queue))
     else:
         from_ms = _now_ms(queues, queue)
         paused = Pause(from_ms, from_ms + span_ms if span_ms else 0, *signed)
@@ -135,12 +135,6 @@ def _pause_of(queues: Queues, queue: str, shards: Sequence[str]) -> QueuePause |
     """The pause of a queue, given with its shards."""
     found = next(filter(None, map(queues.store.pauses.of, shards)), None)
     return None if found is None else _shown(queue, found)
-
-
-def _shards_of(queues: Queues, queue: str) -> Sequence[str]:
-    """The shards of a queue now; their number may have grown."""
-    queues.store.shards.look_again()
-    return queues.store.shards.all(queue)
 
 
 def _shown(
