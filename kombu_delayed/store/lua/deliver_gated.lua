@@ -46,10 +46,14 @@ local function has_space(most)
   return #taken / 2 < most and bytes < most_bytes * most / want
 end
 
-local function promoted(kept)
-  local step, due_ms, behind = kept:match('^(.)(%d+).?()')
+-- The record of a message that leaves the backlog, where its members begin behind the due time, and the due time.
+local function promoted(member, kept)
+  local front, forms, from = parts_of_packed(kept)
+  local step, due_ms, behind = (front or kept):match('^(.)(%d+).?()')
   if not step then return '0' .. kept:gsub('^.?%d*', '') end  -- damaged: its consumer buries it
-  return step .. '{"due_ms":' .. due_ms .. ',' .. kept:sub(behind)
+  local head = step .. '{"due_ms":' .. due_ms .. ','
+  local record = front and unpacked_behind(head, member, kept, forms, from) or head .. kept:sub(behind)
+  return record, #head + 1, tonumber(due_ms)
 end
 
 -- A call that has handed out from the gate brings no more messages there, so all records are dropped at its end.
@@ -82,12 +86,12 @@ local function next_of(lane, from_ms)
   while true do
     local member, head = take_from(gate .. 'lane:' .. lane, from_ms)
     if not member then return head end
-    local kept = bucket_get(messages, member)
-    local its_version, _, _, its_lane = ticket_in(kept or '')
+    local record, from, due_ms = promoted(member, bucket_look(messages, member) or '')
+    local its_version, _, _, its_lane = ticket_in(record, from)
     if its_lane == lane and redis.call('ZREM', waiting, member) == 1 then
       forget_record(member)
       forget_arrival(member)
-      return head, promoted(kept), tonumber(kept:match('^.(%d+)')), its_version == version
+      return head, record, due_ms, its_version == version
     end
   end
 end
@@ -234,10 +238,10 @@ elseif version == '' then
   -- Without policies: hands out in the order of due times, regardless of lanes. The caller clears the lanes and comes again.
   for _, member in ipairs(want > 0 and redis.call('ZRANGE', waiting, 0, want - 1) or {}) do
     if not has_space(want) then break end
-    local kept = bucket_get(messages, member)
+    local kept = bucket_look(messages, member)
     redis.call('ZREM', waiting, member)
     forget_record(member)
-    if kept then hand_out(promoted(kept), '') end
+    if kept then hand_out((promoted(member, kept)), '') end
   end
   more = true
 else
@@ -279,6 +283,7 @@ if lease_ms > 0 then
   if lasts_long and #taken > 0 then redis.call('ZADD', consumers, now_ms + lease_ms, consumer) end
   in_parts('HSET', unacked, taken)
   in_parts('HSET', gate .. 'slots:' .. consumer, held)
+  keep_taken()
 end
 tell_of_arrivals()
 local lacks = {}

@@ -11,7 +11,7 @@ local function bring_due()
         admit(some[i], lane, tonumber(due_ms), place)
         note_arrival(some[i], kept, lane)
       elseif kept then
-        local record = promoted(kept)
+        local record = promoted(some[i], kept)
         redis.call('LPUSH', list_for(record:sub(1, 1)), record:sub(2))
         bucket_drop(messages, some[i])
         if some[i]:find('\31', 1, true) then forget_duplicate(some[i]) end

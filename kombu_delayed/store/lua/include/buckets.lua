@@ -8,7 +8,7 @@
 -- needs: nothing
 local PER_GENERATION = 8
 local layouts = {}  -- key -> first and last generation
-local places = {}   -- field -> where bucket_get has found it
+local places = {}   -- field -> where bucket_look has found it
 
 local function layout_of(key)
   local first, last = (redis.call('GET', key .. ':buckets') or '0 0'):match('^(%d+) (%d+)$')
@@ -45,9 +45,15 @@ local function bucket_find(key, field)
   return layout.first > 0 and redis.call('HGET', key, field), key, 0  -- a producer of version 0.1.0 writes there
 end
 
-local function bucket_get(key, field)
+-- The value of a field, packed or not, or false. Finding it again, to remove it, costs less.
+local function bucket_look(key, field)
   local found, bucket, generation = bucket_find(key, field)
   if found then places[field] = {key = key, bucket = bucket, generation = generation} end
+  return found
+end
+
+local function bucket_get(key, field)
+  local found = bucket_look(key, field)
   return found and unpacked(field, found)
 end
 

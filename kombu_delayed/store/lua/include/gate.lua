@@ -12,8 +12,7 @@ local function parts_of_lane(lane)
   if parts == nil then
     local rank, key, weight, rest = lane:match('^(-?%d+)|([^|*]*)%*(%d+%.?%d*)(.*)$')
     parts = rank and {rank = tonumber(rank), key = key, weight = tonumber(weight), uses = {}} or false
-    for passes, limit, cost in (rest or ''):gmatch('|(!?)([^|*]+)%*(%d+)') do
-      local name = limit:match('^[^:]*')
+    for passes, limit, name, cost in (rest or ''):gmatch('|(!?)(([^|*:]*)[^|*]*)%*(%d+)') do
       parts.uses[#parts.uses + 1] = {limit = limit, name = name, cost = tonumber(cost), passes = passes == '!'}
     end
     known[lane] = parts
@@ -22,8 +21,10 @@ local function parts_of_lane(lane)
 end
 
 -- The parts of the ticket in a record: version, id, place among messages due in the same millisecond (or empty), lane.
-local function ticket_in(record)
-  local version, id, place, lane = record:match('^[^{]?%d*{"ticket":"([^"|]*)|([^"|]*)|([^"|]*)|([^"]*)"')
+-- `from`: where its members begin, behind the due time; nil: unknown.
+local function ticket_in(record, from)
+  local front = from and '^"ticket":"' or '^[^{]?%d*{"ticket":"'
+  local version, id, place, lane = record:match(front .. '([^"|]*)|([^"|]*)|([^"|]*)|([^"]*)"', from)
   if version then return version, id, place, lane end
   local at = record:find('{', 1, true)
   if not at then return nil end

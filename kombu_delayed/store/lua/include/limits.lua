@@ -32,8 +32,21 @@ local function needs_token(limit, due_ms)
   return limit.every_ms > 0 and (limit.after_ms == 0 or now_ms - due_ms > limit.after_ms)
 end
 
+-- Slots in use by limit and key, as read; and those of them that `keep_taken` has to write, because this call took some.
+-- A script that frees slots does so before it reads any.
+local used, now_used = {}, {}
+
 local function in_use(use)
-  return tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
+  local count = used[use.limit] or tonumber(redis.call('HGET', gate .. 'slots', use.limit) or 0)
+  used[use.limit] = count
+  return count
+end
+
+-- Writes the slots that `take_room` has taken.
+local function keep_taken()
+  local entries = {}
+  for limit in pairs(now_used) do entries[#entries + 1], entries[#entries + 2] = limit, used[limit] end
+  in_parts('HSET', gate .. 'slots', entries)
 end
 
 -- How long it takes until all tokens are back.
@@ -73,7 +86,8 @@ local function has_room(use, due_ms)
   return true
 end
 
--- Takes the capacity of one message in all limits of its lane; returns the slots that must be released later.
+-- Takes the capacity of one message in all limits of its lane, until `keep_taken` in memory only; returns the slots that
+-- must be released later.
 local function take_room(uses, due_ms)
   local slots = ''
   for _, use in ipairs(uses) do
@@ -84,7 +98,7 @@ local function take_room(uses, due_ms)
     if limit and limit.is_shared then
       if not use.passes then allowed[use.limit] = allowed[use.limit] - use.cost end
     elseif limit and limit.most ~= 0 and lease_ms > 0 then
-      redis.call('HINCRBY', gate .. 'slots', use.limit, use.cost)
+      used[use.limit], now_used[use.limit] = in_use(use) + use.cost, true
       slots = slots .. '|' .. use.limit .. '*' .. use.cost
     end
   end

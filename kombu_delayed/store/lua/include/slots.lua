@@ -3,19 +3,31 @@
 local slots_held = gate .. 'slots:' .. consumer
 
 local function free(tags)
-  local done, freed, empty, has_opened, some_wait = {}, {}, {}, false, nil
+  local done, freed, costs, limits, has_opened, some_wait = {}, {}, {}, {}, false, nil
   for i, slots in ipairs(redis.call('HMGET', slots_held, unpack(tags))) do
     if slots and not done[tags[i]] then  -- a tag may be listed twice
       done[tags[i]], freed[#freed + 1] = true, tags[i]
       for limit, cost in slots:gmatch('|([^|*]+)%*(%d+)') do
-        if redis.call('HINCRBY', gate .. 'slots', limit, -cost) <= 0 then empty[#empty + 1] = limit end
+        if not costs[limit] then limits[#limits + 1] = limit end
+        costs[limit] = (costs[limit] or 0) + cost
         if some_wait == nil then some_wait = redis.call('EXISTS', gate .. 'looks') == 1 end
         has_opened = (some_wait and unblock(limit)) or has_opened
       end
     end
   end
-  in_parts('HDEL', slots_held, freed)
+  local left, empty = {}, {}
+  for i, count in ipairs(in_parts('HMGET', gate .. 'slots', limits)) do
+    local limit = limits[i]
+    local still = tonumber(count or 0) - costs[limit]
+    if still > 0 then
+      left[#left + 1], left[#left + 2] = limit, still
+    else
+      empty[#empty + 1] = limit
+    end
+  end
+  in_parts('HSET', gate .. 'slots', left)
   in_parts('HDEL', gate .. 'slots', empty)
+  in_parts('HDEL', slots_held, freed)
   if has_opened then announce_ready() end
 end
 
