@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from functools import wraps
 from math import inf
 from time import monotonic
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from celery import Celery
 from celery.utils.log import get_logger
@@ -17,6 +17,7 @@ from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.ready.index import ReadyIndex
 from kombu_delayed.store.calls.shards import queue_of
+from kombu_delayed.store.store import Store
 
 from ..errors import QueryError
 from ..tasks.query import ids_of
@@ -32,6 +33,18 @@ LOOK_SECONDS = 1.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
+S = TypeVar("S", bound="Searched")
+
+
+class Searched(Protocol):
+    """The queues of a broker, or an object that reads them."""
+
+    @property
+    def store(self) -> Store:
+        """The store of the queues."""
+
+    def reachable(self: S) -> S | None:
+        """A copy without the nodes of a Cluster that do not answer, or None if all answer."""
 
 
 class Queues(Broker):
@@ -127,15 +140,15 @@ class Queues(Broker):
 
 
 def despite_nodes_down(
-    search: Callable[Concatenate[Queues, P], T],
-) -> Callable[Concatenate[Queues, P], T]:
+    search: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], T]:
     """Let a search cover all queues, or only those on the nodes of a Cluster that answer.
 
     If nothing is found, the error of a node that does not answer is raised.
     """
 
     @wraps(search)
-    def searching(queues: Queues, /, *given: P.args, **named: P.kwargs) -> T:
+    def searching(queues: S, /, *given: P.args, **named: P.kwargs) -> T:
         try:
             return search(queues, *given, **named)
         except queues.store.errors_of_one_queue as error:

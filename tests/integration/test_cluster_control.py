@@ -20,6 +20,7 @@ from kombu_delayed.connection.cluster.nodes import Cluster as Map
 from kombu_delayed.connection.cluster.nodes import Node
 from kombu_delayed.errors import NodeDown
 from tests.kit.clusters import Cluster
+from tests.kit.http import api_client
 from tests.kit.servers import Server
 from tests.kit.wait import wait_until
 
@@ -92,6 +93,25 @@ def test_what_may_be_on_the_node_is_an_error(
     for id in (f"{names[0]}-0", "nobody"):
         with pytest.raises(OperationalError, match="is cut off"):
             getattr(app.delayed, verb)(id)
+
+
+def test_the_http_api_finds_and_changes_what_is_on_other_nodes(
+    app: Celery, names: list[str], others: list[str]
+) -> None:
+    one, two = others
+    with api_client(app) as api:
+        path = f"/v1/tasks/{one}-0"
+        assert api.get(path).json()["queue"] == one
+        assert api.patch(path, json={"priority": 0}).json()["queue"] == one
+        assert api.post(f"/v1/tasks/{two}-0/run-now").status_code == 200
+        assert api.get(f"/v1/tasks/{two}-0").json()["status"] == "waiting"
+        assert api.patch(f"/v1/tasks/{two}-0", json={"delay": 60}).json()["queue"] == two
+        assert api.delete(path).status_code == 204
+        assert api.get(path).json()["status"] == "cancelled"
+        assert api.get(f"{path}/history").json()["state"] == "cancelled"
+        for id in (f"{names[0]}-0", "nobody"):
+            answers = [api.get(f"/v1/tasks/{id}"), api.delete(f"/v1/tasks/{id}")]
+            assert [each.status_code for each in answers] == [503, 503]
 
 
 def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from celery_ext.app.queues import despite_nodes_down
 from celery_ext.control.changes.ready import ReadyTask, placed, ready_pages
 from celery_ext.control.outcomes import is_certain
+from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection.ready.lists import needles_of
 
 from ..auth.identity import Identity
 from ..problems import Problem
 from ..service.service import Service
-from .status import history_of, names_of, places
+from .status import delayed_infos, history_of, names_of, places
 
 #: How many ready messages one request reads to find tasks.
 READ = 100_000
@@ -21,6 +23,19 @@ EMPTY = 20
 
 #: After this time, a search returns what it has found so far: arguments can be large.
 SEARCH_SECONDS = 5.0
+
+
+#: The delayed tasks of a request, by shard, or else its ready ones.
+Waiting = tuple[dict[str, list[TaskInfo]], list[ReadyTask]]
+
+
+@despite_nodes_down
+def waiting_of(service: Service, identity: Identity, id: str, queue: str | None) -> Waiting | None:
+    """The caller's tasks with an id that can still be changed; None if there are none."""
+    if infos := delayed_infos(service, identity, id, queue):
+        return infos, []
+    ready = ready_of(service, identity, [id], queue)
+    return ({}, ready) if ready else None
 
 
 def ready_of(

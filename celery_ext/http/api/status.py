@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
+from celery_ext.app.queues import despite_nodes_down
 from celery_ext.control.outcomes import SHORT, is_certain, newest, recorded_and_kept, recorded_in
 from celery_ext.tasks.history import TaskHistory
 from celery_ext.tasks.task_info import TaskInfo
@@ -124,6 +125,7 @@ class Ask:
             self.identity.check_queue(self.queue)
 
 
+@despite_nodes_down
 def find(service: Service, identity: Identity, id: str, queue: str | None = None) -> State | None:
     """The state of a task; None: it is unknown, or the caller may not see it."""
     ask = Ask(identity, id, queue)
@@ -219,6 +221,7 @@ def _kept(service: Service, ask: Ask, kept: list[Found]) -> State | None:
     return None
 
 
+@despite_nodes_down
 def history_of(
     service: Service, identity: Identity, id: str, queue: str | None = None
 ) -> TaskHistory | None:

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,6 +23,7 @@ from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
 from kombu_delayed.store.keys import http_cursors, http_tokens
+from kombu_delayed.store.store import Store
 
 from ..auth.identity import ANYBODY, Identity
 from ..options import HttpOptions
@@ -100,6 +102,21 @@ class Service:
         self.looked_at: Any = LRUCache(SHARDS_LOOKED_AT)
         #: The names of the queues, which are slow to find among all keys.
         self._names = Cache()
+        self._reachable_names = Cache()
+
+    @property
+    def store(self) -> Store:
+        """The store of the queues."""
+        return self.delayed.store
+
+    def reachable(self) -> Service | None:
+        """A copy without the nodes of a Cluster that do not answer, or None if all answer."""
+        if (rest := self.delayed.reachable()) is None:
+            return None
+        other = copy(self)
+        other.delayed, other.moves = rest, OnceMoves(rest)
+        other._names = self._reachable_names
+        return other
 
     def close(self) -> None:
         """Send the accepted tasks, then stop."""
@@ -167,6 +184,7 @@ class Service:
 
     def forget_names(self) -> None:
         self._names.forget()
+        self._reachable_names.forget()
 
     # Tasks.
 

@@ -14,7 +14,6 @@ from celery import Celery
 from starlette.responses import Response
 
 from celery_ext.control.changes.moves import NOW
-from celery_ext.control.changes.ready import ReadyTask
 from celery_ext.control.delayed import Delayed
 from celery_ext.control.outcomes import recorded_in
 from celery_ext.http.callbacks.jobs import BY_STATUS, JOB_TASK, is_job
@@ -31,7 +30,7 @@ from kombu_delayed.errors import OptionError
 from ..fields import ID_PATTERN, aware
 from ..models import Created, History, OneQueue, TaskState
 from ..operations import Call, Json, Operations
-from ..ready import ready_of
+from ..ready import Waiting, ready_of, waiting_of
 from ..status import (
     Ask,
     State,
@@ -238,8 +237,11 @@ def _checked_id(call: Call) -> str:
 async def get_task(call: Call) -> State:
     """A task with its status."""
     ask = Ask(call.identity, call.id, call.query.queue)
-    await call.service.together(look_up).run(ask)
-    found = ask.state or await call.run(find_elsewhere, call.service, ask)
+    try:
+        await call.service.together(look_up).run(ask)
+        found = ask.state or await call.run(find_elsewhere, call.service, ask)
+    except call.service.store.errors_of_one_queue:
+        found = await call.run(find, call.service, ask.identity, ask.id, ask.queue)
     if found is None:
         raise Problem(404, "there is no such task")
     return found
@@ -299,16 +301,14 @@ def _check_arguments_of(service: Service, info: TaskInfo) -> None:
         raise Problem.of_field("args", reason)
 
 
-def _waiting_or_problem(call: Call) -> tuple[dict[str, list[TaskInfo]], list[ReadyTask]]:
+def _waiting_or_problem(call: Call) -> Waiting:
     """The delayed tasks of the request, by shard, or else the ready ones.
 
     Raises a Problem if there is none.
     """
     queue = call.query.queue if call.query else None
-    if infos := delayed_infos(call.service, call.identity, call.id, queue):
-        return infos, []
-    if ready := ready_of(call.service, call.identity, [call.id], queue):
-        return {}, ready
+    if waiting := waiting_of(call.service, call.identity, call.id, queue):
+        return waiting
     found = find(call.service, call.identity, call.id, queue)
     if found is None:
         raise Problem(404, "there is no such task")
