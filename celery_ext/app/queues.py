@@ -64,7 +64,8 @@ class Queues(Broker):
         """
         found = backlogs.queues(self.store)
         self.store.shards.seen(found)
-        return sorted({*own_queues(self.app), *map(queue_of, found)})
+        names = {*own_queues(self.app), *map(queue_of, found)}
+        return sorted(self.store.shards.among(names))
 
     @property
     def named(self) -> set[str]:
@@ -74,7 +75,7 @@ class Queues(Broker):
 
     def also_unused(self) -> list[str]:
         """All queues, and those for which this app only declares policies so far."""
-        return sorted({*self.queues(), *self.named})
+        return sorted(self.store.shards.among({*self.queues(), *self.named}))
 
     def check_queue(self, queue: str) -> None:
         """Raises QueryError for a queue that neither the app nor the broker knows.

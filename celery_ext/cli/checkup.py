@@ -71,8 +71,10 @@ def check_up(delayed: Delayed, queue: str | None, findings: list[Finding]) -> It
     """Check everything but the messages; `findings` are the problems that were found before."""
     yield _versions()
     servers = [Redis(connection_pool=each.pool) for each in delayed.store.run.everywhere()]
-    yield _server(servers, delayed)
     wrong = {each.kind: each for each in findings}
+    if "nodes" in wrong:
+        yield _nodes(wrong["nodes"])
+    yield _server(servers, delayed)
     yield _settings(servers, wrong.get("server"))
     if (format := delayed.store.format) is not None and format.major:
         text = "\n".join(wrong["format"].examples) if "format" in wrong else ""
@@ -122,6 +124,12 @@ def _server(servers: list[Redis], delayed: Delayed) -> Check:
     except ServerNotReady as error:
         remedy = f"{error}. No task is sent, starts or is acknowledged until it takes them again"
     return Check("server", text, remedy)
+
+
+def _nodes(down: Finding) -> Check:
+    text = f"{number(down.count)} of the Cluster's masters {'does' if down.count == 1 else 'do'} "
+    remedy = "start what is down, or let a replica take over: the queues there are not examined"
+    return Check("nodes", f"{text}not answer: {', '.join(down.examples)}", remedy)
 
 
 def _round_trip(server: Redis) -> float:

@@ -19,6 +19,8 @@ from kombu_delayed.inspection.doctor import (
 from kombu_delayed.inspection.doctor.examination import HARMLESS
 from kombu_delayed.store.calls.shards import label, queue_of
 
+from ..control.delayed import Delayed
+from ..errors import QueryError
 from ..tasks.formatting import number, plain, queue_data, queues_word, table
 from .checkup import Check, check_up, checks_table
 from .criteria import queue_option
@@ -43,14 +45,17 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
     You may run it beside producers and workers. The exit code is 1 if a problem was found and
     was not repaired.
     """
-    store = session.delayed.store
+    delayed, down = (session.delayed, None) if upgrades else _those_that_answer(session.delayed)
+    store = delayed.store
     if queue:
-        session.delayed.check_queue(queue)
-    names = session.delayed.shards(queue)
+        delayed.check_queue(queue)
+    names = delayed.shards(queue)
+    if down and not names:
+        raise QueryError(f"no node with these queues answers: {', '.join(down.examples)}")
     if upgrades:
-        upgrade(store, session.delayed.shards(None))
+        upgrade(store, delayed.shards(None))
         session.print("All messages have the newest format.")
-    findings = [each for each in (examine_server(store), examine_format(store)) if each]
+    findings = [each for each in (down, examine_server(store), examine_format(store)) if each]
     foreign = [each for name in names if (each := examine_types(store, name))]
     if foreign:  # the rest would fail at them
         findings, checks = [*findings, *foreign], list[Check]()
@@ -58,7 +63,7 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
         total = sum(2 * store.delayed_count(name) for name in names)
         with session.progress("Repairing" if fix else "Examining", total) as advance:
             findings += examine_queues(store, names, fix=fix, progress=advance)
-        checks = [*check_up(session.delayed, queue, findings)]
+        checks = [*check_up(delayed, queue, findings)]
     left = [each for each in findings if each.is_wrong]
     queues = [*dict.fromkeys(map(queue_of, names))]
     session.emit(
@@ -74,6 +79,16 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
     _print(session, findings, len(queues), fix)
     if left:
         session.exit(1)
+
+
+def _those_that_answer(delayed: Delayed) -> tuple[Delayed, Finding | None]:
+    """The queues without those on nodes of a Cluster that do not answer, and these nodes."""
+    rest = delayed.reachable() if delayed.store.cluster else None
+    if rest is None:
+        return delayed, None
+    run: Any = delayed.store.run
+    down = sorted(map(str, run.nodes_down()))
+    return rest, Finding("nodes", count=len(down), examples=down)
 
 
 def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> None:

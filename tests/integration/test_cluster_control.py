@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from kombu_delayed.connection.cluster import nodes
 from kombu_delayed.connection.cluster.nodes import Cluster as Map
 from kombu_delayed.connection.cluster.nodes import Node
 from kombu_delayed.errors import NodeDown
+from tests.kit.cli import run
 from tests.kit.clusters import Cluster
 from tests.kit.http import api_client
 from tests.kit.servers import Server
@@ -112,6 +114,20 @@ def test_the_http_api_finds_and_changes_what_is_on_other_nodes(
         for id in (f"{names[0]}-0", "nobody"):
             answers = [api.get(f"/v1/tasks/{id}"), api.delete(f"/v1/tasks/{id}")]
             assert [each.status_code for each in answers] == [503, 503]
+
+
+def test_the_doctor_examines_the_other_nodes(
+    app: Celery, cluster: Cluster, names: list[str], others: list[str]
+) -> None:
+    found = run(app, "doctor", "--json")
+    assert found.exit_code == 1, found.output
+    told = json.loads(found.stdout)
+    assert told["queues"] == sorted(others)
+    down = f"127.0.0.1:{cluster.master_of(names[0]).port}"
+    assert [each["examples"] for each in told["findings"] if each["kind"] == "nodes"] == [[down]]
+    assert f"does not answer: {down}" in run(app, "doctor").stdout
+    assert run(app, "doctor", "-Q", others[0], "--json").exit_code == 1
+    assert "no node with these queues answers" in run(app, "doctor", "-Q", names[0]).stderr
 
 
 def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(

@@ -21,6 +21,7 @@ EXAMPLES = 3
 
 #: Kind of fault -> what it means, what `fix` does about it.
 KINDS = {
+    "nodes": ("nodes of the Cluster do not answer", ""),
     "server": ("the server's settings", ""),
     "format": ("the messages have an older format", ""),
     "foreign": (

@@ -142,6 +142,12 @@ class Shards:
         other._leaves_out = leaves_out
         return other
 
+    def among(self, queues: Iterable[str]) -> list[str]:
+        """Return the queues of which `all` does not leave out every shard."""
+        return (
+            [*queues] if self._leaves_out is None else [each for each in queues if self.all(each)]
+        )
+
     def nearest(self, queue: str, id: str) -> tuple[str, ...]:
         """`all` shards, beginning with the one that most likely has the message with this id."""
         found = self.all(queue)
