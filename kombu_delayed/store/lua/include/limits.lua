@@ -33,7 +33,7 @@ local function needs_token(limit, due_ms)
 end
 
 -- Slots in use by limit and key, as read; and those of them that `keep_taken` has to write, because this call took some.
--- A script that frees slots does so before it reads any.
+-- Nothing reads the slots of a limit after others of it were freed or taken in the same call.
 local used, now_used = {}, {}
 
 local function in_use(use)
