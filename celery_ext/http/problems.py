@@ -13,6 +13,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from ..control.policies.declared import PartlyDone
 from ..errors import BROKER_FAILS, QueryError
 
 MEDIA_TYPE = "application/problem+json"
@@ -87,7 +88,9 @@ def problem_of(error: Exception) -> Problem:
         name, _, detail = str(error).partition("=")
         return Problem.of_field(name, str(error)) if detail else Problem(422, str(error))
     if isinstance(error, BROKER_FAILS):
-        return broker_failed(error, "the broker cannot be reached now")
+        is_partly_done = isinstance(error, PartlyDone)
+        detail = error.advice if is_partly_done else "the broker cannot be reached now"
+        return broker_failed(error, detail)
     return Problem(500, "internal error: the server's log has the details")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,6 +61,18 @@ def others(
     """The queues that can be used while the node of the first one is down."""
     cut_off(cluster.master_of(names[0]).port or 0, monkeypatch)
     return names[1:]
+
+
+class Told(Exception):
+    """A client of the HTTP API was told this."""
+
+
+def pause_over_http(app: Celery, queue: str, **part: str) -> None:
+    with api_client(app) as api:
+        answer = api.post(f"/v1/queues/{queue}/pause", json=part)
+        assert answer.status_code == 503
+        assert "127.0.0.1" not in answer.text
+        raise Told(answer.json()["detail"])
 
 
 def where(delayed: Delayed, queue: str) -> set[str]:
@@ -164,10 +177,15 @@ def test_shards_of_other_nodes_are_paused_and_resumed(
         with monkeypatch.context() as patch:
             cut_off(cluster.master_of(delayed.store.keys(f"{queue}\x1f1").wake).port or 0, patch)
             delayed.close()
-            with pytest.raises(OperationalError, match="is changed on the other nodes only"):
+            with pytest.raises(
+                (OperationalError, Told), match="is changed on the other nodes only"
+            ):
                 change(queue, **part)
 
     on_two_nodes(delayed.pause)
+    assert paused() == [True, False, True]
+    delayed.resume(queue, **part)
+    on_two_nodes(partial(pause_over_http, app))
     assert paused() == [True, False, True]
     delayed.pause(queue, **part)
     on_two_nodes(delayed.resume)

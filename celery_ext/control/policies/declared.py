@@ -176,6 +176,13 @@ def change_declared(
 class PartlyDone(BrokerUnreachable):
     """Some shards of a queue are changed, and the others are on a node that does not answer."""
 
+    def __init__(self, queue: str, error: BaseException) -> None:
+        #: What to do, without the address of the node.
+        self.advice = (
+            f"queue {queue!r} is changed on the other nodes only. Repeat this when all nodes answer"
+        )
+        super().__init__(f"{self.advice}: {error}")
+
 
 def shards_of(queues: Queues, queue: str) -> Sequence[str]:
     """The shards of a queue now; their number may have grown."""
@@ -197,10 +204,7 @@ def in_shards(queues: Queues, queue: str, change: Callable[[str], T]) -> list[T]
         except queues.store.errors_of_one_queue as error:
             failed = error
     if failed is not None and found:
-        raise PartlyDone(
-            f"queue {queue!r} is changed on the other nodes only. Repeat this when all nodes "
-            f"answer: {failed}"
-        ) from failed
+        raise PartlyDone(queue, failed) from failed
     if failed is not None:
         raise failed
     return found
