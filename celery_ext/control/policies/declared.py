@@ -177,7 +177,7 @@ class PartlyDone(BrokerUnreachable):
     """Some shards of a queue are changed, and the others are on a node that does not answer."""
 
     def __init__(self, queue: str, error: BaseException) -> None:
-        #: What the caller can do, without the address of the node.
+        #: The advice for the caller, without the address of the node.
         self.advice = (
             f"queue {queue!r} is changed on the other nodes only. Repeat this when all nodes answer"
         )
