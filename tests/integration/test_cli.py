@@ -14,7 +14,7 @@ import pytest
 
 from celery_ext import Delayed
 from celery_ext.cli.tasks.events import NEW_QUEUES_SECONDS
-from celery_ext.policies import Drain, Fair, Limit
+from celery_ext.policies import Fair, Limit, Shares
 from tests.kit.cli import HOUR, Cli, cli_on, run
 from tests.kit.gates import claim, declare, mail_policies, send
 from tests.kit.http import make_app as make_till
@@ -391,9 +391,11 @@ def test_policies_that_need_other_code(cli: Cli) -> None:
 
 
 def test_limits_that_are_none(cli: Cli) -> None:
-    declare(cli.app, celery=[Drain("5/s", after="2s")], later=[Limit(concurrency=1)])
-    told = cli("set-limit", "celery", "late", "--rate", "50/s").output
-    assert "'late' is a Drain, and only the numbers of a Limit change" in told
+    shares = Shares(4, {"east": 0.5}, by="region")
+    declare(cli.app, celery=[shares], later=[Limit(concurrency=1)])
+    name = cli.json("limits", "-Q", "celery")[0]["name"]
+    told = cli("set-limit", "celery", name, "--rate", "50/s").output
+    assert f"{name!r} is a Shares, and only the numbers of a Limit or a Drain change" in told
     found = cli("set-limit", "later", "--concurrency", "3", "--for", "-1h")
     assert "'-1h' is not a length of time from 1ms" in found.output
     found = cli("set-limit", "later", "--concurrency", "3")

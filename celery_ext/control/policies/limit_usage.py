@@ -123,7 +123,7 @@ def place_of(each: Declared, queue: str) -> str:
 
 
 def _overridden(each: Declared, found: Override | None) -> Declared:
-    if found is None or each.kind != "limit":
+    if found is None or not each.is_settable:
         return each
     changes: dict[str, Any] = {}
     if each.slots and found.slots:

@@ -209,7 +209,7 @@ def _limit(delayed: Queues, usage: GateUsage, each: Declared) -> LimitInfo:
 def _set(usage: GateUsage, each: Declared) -> dict[str, Any]:
     found = usage.overrides.get(plain(each.name))
     declared = usage.as_declared.named(each.name) if usage.as_declared else None
-    if found is None or declared is None or declared.kind != "limit":
+    if found is None or declared is None or not declared.is_settable:
         return {}
     return {
         "overridden": True,

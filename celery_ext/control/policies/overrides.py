@@ -100,9 +100,9 @@ def _queues_of(queues: Queues, queue: str, declared: Declared) -> set[str]:
 def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
     """The limit of that name, or the only one."""
     declared = Declarations.of(queues, queue)
-    own = [each for each in declared.limits if each.kind == "limit"]
+    own = [each for each in declared.limits if each.is_settable]
     found = own[0] if name is None and len(own) == 1 else declared.named(name or "")
-    if found is not None and found.kind == "limit":
+    if found is not None and found.is_settable:
         return found
     if why := Policies(queues).strange([queue]):
         raise QueryError(
@@ -110,11 +110,12 @@ def _declared(queues: Queues, queue: str, name: str | None) -> Declared:
             "that declares them"
         )
     if not own and found is None:
-        raise QueryError(f"queue {queue!r} has no Limit whose numbers could change")
+        raise QueryError(f"queue {queue!r} has no Limit or Drain whose numbers could change")
     known = ", ".join(repr(each.name) for each in own) or "none"
     asked = "name one of its limits" if name is None else f"there is no limit {name!r}"
     if found is not None:
-        asked = f"{name!r} is a {found.kind.capitalize()}, and only the numbers of a Limit change"
+        kind = found.kind.capitalize()
+        asked = f"{name!r} is a {kind}, and only the numbers of a Limit or a Drain change"
     raise QueryError(f"{asked}: the limits of queue {queue!r} are: {known}")
 
 

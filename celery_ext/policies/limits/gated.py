@@ -45,6 +45,11 @@ class Declared:
     #: Whether other queues share it.
     is_global: bool = False
 
+    @property
+    def is_settable(self) -> bool:
+        """Whether its numbers can be changed at run time."""
+        return self.kind in ("limit", "drain")
+
     @cached_property
     def known_as(self) -> str:
         """The limit's name as it is read back from the gate."""
