@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .control.changes.change_many import Outcome
     from .control.delayed import Delayed
     from .control.unique import AlreadyDelayed, UniqueTask, unique_headers
-    from .errors import BackupError, BrokerError, BulkError, QueryError
+    from .errors import BackupError, BrokerError, BulkError, QueryError, StillRunning
     from .tasks.history import TaskHistory
     from .tasks.query import Query
     from .tasks.task_info import TaskInfo
@@ -32,6 +32,7 @@ __all__ = [
     "Outcome",
     "Query",
     "QueryError",
+    "StillRunning",
     "TaskHistory",
     "TaskInfo",
     "UniqueTask",
@@ -55,7 +56,7 @@ __getattr__ = names_of(
         "control.changes.change_many": ["Outcome"],
         "control.delayed": ["Delayed"],
         "control.unique": ["AlreadyDelayed", "UniqueTask", "unique_headers"],
-        "errors": ["BackupError", "BrokerError", "BulkError", "QueryError"],
+        "errors": ["BackupError", "BrokerError", "BulkError", "QueryError", "StillRunning"],
         "tasks.history": ["TaskHistory"],
         "tasks.query": ["Query"],
         "tasks.task_info": ["TaskInfo"],

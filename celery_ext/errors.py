@@ -29,6 +29,21 @@ class QueryError(DelayedError, ValueError):
     """A query or a change has an invalid value."""
 
 
+class StillRunning(DelayedError, TimeoutError):
+    """Tasks of a queue that was paused to drain it still run."""
+
+    def __init__(self, queue: str, count: int) -> None:
+        """`count` is how many tasks workers have."""
+        self.queue, self.count = queue, count
+        super().__init__(queue, count)
+
+    def __str__(self) -> str:
+        return (
+            f"queue {self.queue!r} is paused, but its workers still have {self.count:,} "
+            f"{'task' if self.count == 1 else 'tasks'}: wait for longer, or terminate them"
+        )
+
+
 class BulkError(DelayedError, OperationalError):
     """The broker failed in the middle of bulk scheduling.
 

@@ -356,16 +356,18 @@ class Delayed(Queues):
         why: str = "",
         by: str | None = None,
         for_: float | str | timedelta | None = None,
+        drain: float | str | timedelta | None = None,
     ) -> QueuePause:
         """Stop workers from starting tasks of a queue until `resume`, or for `for_` ("2h").
 
         `for_` may also be seconds. With `task`, a name in which * stands for any text, or `tenant`,
         only those tasks of the queue are paused. Due tasks wait, and do not count as late. Running
         tasks and producers continue. `by` is this user and host by default. A second pause replaces
-        the end and the reason of the first. Raises QueryError for a queue that is neither the app's
-        nor in the broker.
+        the end and the reason of the first. `drain` waits until no task of the queue runs, for this
+        time at most. Raises QueryError for a queue that is neither the app's nor in the broker, and
+        StillRunning.
         """
-        return pause(self, queue, Part(task, tenant), why, by, for_)
+        return pause(self, queue, Part(task, tenant), why, by, for_, drain)
 
     def resume(self, queue: str, *, task: str | None = None, tenant: str | None = None) -> bool:
         """End a pause that has the same `task` and `tenant`. True if there was one."""

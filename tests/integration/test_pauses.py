@@ -11,12 +11,14 @@ import redis
 from kombu import Connection, Consumer
 
 from celery_ext import install
-from celery_ext.errors import QueryError
+from celery_ext.errors import QueryError, StillRunning
 from kombu_delayed.consumer import part
 from kombu_delayed.inspection.doctor import examine_queues
 from kombu_delayed.store.store import Store
+from tests.kit.cli import run
 from tests.kit.clusters import Cluster
-from tests.kit.extended import Bench
+from tests.kit.extended import Bench, extended
+from tests.kit.servers import Server
 from tests.kit.tasks_app import make_app
 from tests.kit.wait import wait_until
 
@@ -65,6 +67,39 @@ def pauses_and_resumes(bench: Bench, pool: str, directory: Path) -> None:
         bench.ledger.wait_for(2 + len(NAMES))
         assert bench.ledger.runs() == dict.fromkeys(["first", "fence", *NAMES], 1)
     assert delayed.pauses() == []
+
+
+@pytest.mark.parametrize("config", [{}, {"task_acks_late": True, "delayed_outcomes": False}])
+def test_a_queue_is_drained(config: dict[str, bool], server: Server, tmp_path: Path) -> None:
+    """Once its running task has ended, whether that was acknowledged before or not."""
+    go = tmp_path / "go"
+    with extended(server, tmp_path, **config) as bench:
+        app, delayed = bench.app, bench.app.delayed
+        with bench.worker(pool="prefork"):
+            bench.wait_for_answers()
+            app.send_task("until", [str(go)], task_id="first")
+            bench.ledger.wait_for(1)
+            if not config:
+                wait_until(lambda: [*delayed.recorded("running", "celery")], "it is recorded")
+            with pytest.raises(StillRunning, match="is paused, but its workers still have 1 task"):
+                delayed.pause("celery", drain=0.1)
+            told = run(app, "pause", "celery", "--drain", "100ms")
+            assert (told.exit_code, "still have 1 task" in told.stderr) == (1, True)
+            app.send_task("record", task_id="waits")
+            go.touch()
+            assert delayed.pause("celery", drain="2m").queue == "celery"
+            assert app.AsyncResult("first").state == "SUCCESS"
+            assert delayed.resume("celery")
+            bench.ledger.wait_for(2)
+
+
+def test_only_a_whole_queue_is_drained(bench: Bench) -> None:
+    with pytest.raises(QueryError, match="drain=… waits for a whole queue: omit task=… and"):
+        bench.app.delayed.pause("celery", tenant="ada", drain="1m")
+    with pytest.raises(QueryError, match="drain='soon' is not a length of time"):
+        bench.app.delayed.pause("celery", drain="soon")
+    assert bench.app.delayed.pauses() == []
+    assert bench.app.delayed.pause("celery", drain="1m").queue == "celery"
 
 
 def last_steps(bench: Bench) -> set[str]:

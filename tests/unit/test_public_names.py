@@ -102,7 +102,7 @@ def test_guides_and_examples_import_what_is_public(public: ModuleType) -> None:
             "celery_ext.errors",
             [
                 *("AlreadyExpected", "AnswerFailed", "AnswerTimeout", "AnswersFull", "BackupError"),
-                *("BrokerError", "BulkError", "ExpectationError", "QueryError"),
+                *("BrokerError", "BulkError", "ExpectationError", "QueryError", "StillRunning"),
             ],
         ),
         (

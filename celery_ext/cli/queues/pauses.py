@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import timedelta
 
 import click
@@ -27,8 +28,16 @@ tenant_option = click.option("--tenant", type=TEXT, help="Only tasks of this ten
 @tenant_option
 @click.option("--for", "length", type=LASTING, help="Resume after this time, such as 2h.")
 @click.option("--why", default="", help="The reason, shown with the pause.")
+@click.option(
+    "--drain", type=LASTING, help="Wait until no task of the queue runs, for this time at most."
+)
 def pause(
-    session: Session, queue: str | None, length: timedelta | None, why: str, **part: str | None
+    session: Session,
+    queue: str | None,
+    length: timedelta | None,
+    why: str,
+    drain: timedelta | None,
+    **part: str | None,
 ) -> None:
     """Pause a queue, or a task or a tenant in it.
 
@@ -36,8 +45,9 @@ def pause(
     paused.
     """
     if queue is not None:
-        found = [session.delayed.pause(queue, why=why, for_=length, **part)]
-    elif length is not None or why or any(part.values()):
+        with session.progress("Waiting for running tasks") if drain else nullcontext():
+            found = [session.delayed.pause(queue, why=why, for_=length, drain=drain, **part)]
+    elif length is not None or drain is not None or why or any(part.values()):
         raise click.UsageError("Give the queue to pause.")
     else:
         found = session.delayed.pauses()

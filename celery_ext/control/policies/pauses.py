@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
@@ -18,10 +18,11 @@ from kombu_delayed.store.policies.pauses import Pause
 from ...app.queues import Queues
 from ...errors import BROKER_FAILS, QueryError
 from ...tasks.query import Query
-from ...tasks.times import from_ms, length_ms
+from ...tasks.times import Length, from_ms, length_ms
 from ..changes.change_many import pages
 from ..changes.moves import Moves
 from .declared import PartlyDone, by_and_why, change_declared, declared_of, in_shards, shards_of
+from .drain import wait_until_drained
 
 logger = get_logger(__name__)
 
@@ -65,14 +66,18 @@ def pause(
     part: Part,
     why: str,
     by: str | None,
-    length: float | str | timedelta | None,
+    length: Length | None,
+    drain: Length | None = None,
 ) -> QueuePause:
-    """Pause a queue or a part of it.
+    """Pause a queue or a part of it, and wait for `drain` until none of its tasks runs.
 
-    Raises QueryError for an unknown queue, an invalid length, or an empty name.
+    Raises QueryError for an unknown queue, an invalid length, or an empty name, and StillRunning.
     """
     span_ms = 0 if length is None else length_ms("for_", length)
+    drain_ms = None if drain is None else length_ms("drain", drain)
     is_all = part.is_all
+    if drain_ms is not None and not is_all:
+        raise QueryError("drain=… waits for a whole queue: omit task=… and tenant=…")
     queues.check_queue(queue)
     signed = by_and_why(by, why)
     shortens = False
@@ -96,6 +101,8 @@ def pause(
         _let_all_go(queues, queue, part)
     if found is None:
         raise QueryError(f"queue {queue!r} is not paused: it was resumed in the meantime")
+    if drain_ms is not None:
+        wait_until_drained(queues, queue, drain_ms / 1000)
     return found
 
 
