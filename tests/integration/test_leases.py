@@ -229,6 +229,16 @@ def test_who_pulls_over_http_takes_nothing_from_workers_by_the_clock(
     assert store.size("q").ready == 2
 
 
+def test_who_pulls_over_http_forgets_workers_whose_messages_others_have_taken_over(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulling = Pulling(store, monkeypatch, NEW)
+    assert [worker for _, worker in long_poll._ended] == [NEW]
+    store.leases.reclaim("q", NEW)
+    assert pulling.pull(10)
+    assert not long_poll._ended
+
+
 def test_who_pulls_over_http_begins_anew_when_the_clock_is_set(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

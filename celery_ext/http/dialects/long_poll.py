@@ -152,7 +152,12 @@ _ended: dict[tuple[str, str], Ended] = {}
 
 
 def _reclaim(store: Store, shard: str) -> None:
-    for name, left_ms in store.leases.ends(shard):
+    ends = store.leases.ends(shard)
+    known = {name for name, _ in ends}
+    for each in tuple(_ended):
+        if each[0] == shard and each[1] not in known:  # another server has reclaimed it
+            _ended.pop(each, None)
+    for name, left_ms in ends:
         seconds = silence_seconds(name)
         if left_ms > 0:
             _ended.pop((shard, name), None)
