@@ -141,7 +141,10 @@ def test_limits_of_a_task(app: Celery, delayed: Delayed, serve: Serve) -> None:
         assert part(page, "key waiting") == [("4711", 1)]
 
 
-def test_what_the_app_does_not_declare(mail: Celery, shared_api: httpx.Client) -> None:
+def test_what_the_app_does_not_declare(
+    mail: Celery, delayed: Delayed, shared_api: httpx.Client
+) -> None:
+    delayed.policies.drop("mail")  # which the first producer of a process has offered
     shared_api.api.service.forget_names()  # type: ignore[attr-defined]
     shared_api.api.service.cache.forget()  # type: ignore[attr-defined]
     found = by_name(get(shared_api, "/v1/limits"))

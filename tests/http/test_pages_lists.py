@@ -21,7 +21,7 @@ from celery_ext.control.periodic import periodic_tasks
 from celery_ext.http.pages import sorting
 from celery_ext.http.pages.views.results import dead
 from celery_ext.http.pages.views.tasks import backlog
-from celery_ext.policies import Limit
+from celery_ext.policies import Drain, Limit, Shares
 from tests.kit.http import bury
 from tests.kit.pages import Page, Visitor, all_pages, sent
 
@@ -160,6 +160,52 @@ def test_a_queue_that_is_misspelt_is_not_paused(visitor: Visitor) -> None:
     page = visitor.post(form.action, sent(form, verb="pause", queue="celry"), 404)
     assert "there is no queue 'celry'" in page.text
     assert "Page not found" not in page.text
+
+
+@pytest.fixture
+def limited(app: Celery, delayed: Delayed) -> Delayed:
+    policies = [Limit(concurrency=2), Drain("5/s", after="1m"), Shares(4, {"a": 1}, by="region")]
+    app.conf.broker_transport_options = {"delayed_policies": {"celery": policies}}
+    delayed.close()
+    delayed.policies.apply("celery")
+    return delayed
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "shown"),
+    [
+        ("queue", {"concurrency": "20", "for": "2h"}, "20 at once"),
+        ("late", {"rate": "1/s", "burst": "3"}, "1/s, up to 3 in a row"),
+    ],
+)
+def test_a_limit_is_changed_and_restored(
+    name: str, given: dict[str, str], shown: str, limited: Delayed, visitor: Visitor
+) -> None:
+    form = visitor.get(f"/limit?queue=celery&name={name}").form("/limit/change")
+    page = visitor.post(form.action, sent(form, verb="set", why="the provider <b>", **given))
+    (info,) = [each for each in limited.limits("celery") if each.name == name]
+    assert (info.overridden, info.set_why, info.set_by) == (True, "the provider <b>", "anybody")
+    assert (info.set_until is not None) == ("for" in given)
+    assert f"{shown} " in page.text
+    assert "the provider &lt;b&gt;" in page.html
+    assert f"Declared: {info.declared_rate or '2 at once'}." in page.text
+    assert "Restore the declared numbers" in page.text
+    form = page.form("/limit/change")
+    assert "Set by" not in visitor.post(form.action, sent(form, verb="reset")).text
+    assert not any(each.overridden for each in limited.limits("celery"))
+
+
+def test_limits_that_cannot_be_changed(limited: Delayed, visitor: Visitor) -> None:
+    form = visitor.get("/limit?queue=celery&name=queue").form("/limit/change")
+    for given, said in [
+        ({}, "at least one of concurrency"),
+        ({"concurrency": "many"}, "concurrency"),
+        ({"concurrency": "0"}, "greater than or equal to 1"),
+        ({"rate": "1/s"}, "has no rate to change"),
+    ]:
+        assert said in visitor.post(form.action, sent(form, verb="set", **given), 422).text
+    (shares,) = [each for each in limited.limits("celery") if each.kind == "shares"]
+    assert "Change the limit" not in visitor.get(f"/limit?queue=celery&name={shares.name}").text
 
 
 def test_declared_policies(visitor: Visitor, app: Celery, delayed: Delayed) -> None:

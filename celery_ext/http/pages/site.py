@@ -47,7 +47,9 @@ VIEWS: list[View] = [
     *partitions.VIEWS,
 ]
 LIVE = [each for each in VIEWS if each.seconds]
-ACTIONS: list[Action] = [*changing.ACTIONS, *replaying.ACTIONS, *policies.ACTIONS, *task.ACTIONS]
+ACTIONS: list[Action] = [
+    *(*changing.ACTIONS, *replaying.ACTIONS, *policies.ACTIONS, *tenants.ACTIONS, *task.ACTIONS)
+]
 
 _ASSETS = {
     "dashboard.css": "text/css",

@@ -50,7 +50,7 @@ end
 local function promoted(member, kept)
   local front, forms, from = parts_of_packed(kept)
   local step, due_ms, behind = (front or kept):match('^(.)(%d+).?()')
-  if not step then return '0' .. kept:gsub('^.?%d*', '') end  -- damaged: its consumer buries it
+  if not step then return '0' .. unpacked(member, kept):gsub('^.?%d*', '') end  -- damaged: its consumer buries it
   local head = step .. '{"due_ms":' .. due_ms .. ','
   local record = front and unpacked_behind(head, member, kept, forms, from) or head .. kept:sub(behind)
   return record, #head + 1, tonumber(due_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from kombu_delayed.inspection.gate_usage import known_as, waiting_count
 from kombu_delayed.inspection.lookup import lookup_by_id
 from kombu_delayed.store.global_limits import GLOBAL
 
+from ....auth.identity import Identity
 from ... import cursors
 from ...fields import span_of
 from ...limit_models import (
@@ -165,11 +167,20 @@ def get_limit(call: Call) -> dict[str, Any]:
 )
 def set_limit(call: Call) -> dict[str, Any]:
     """Change the numbers of a limit, for all workers and all waiting tasks."""
-    queue, name, given = *_changeable(call), call.body
-    call.note("set-limit", f"{queue} {name}")
+    return info_data(change_limit(call, call.queue, call.named("name"), call.body))
+
+
+@operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset, problems=(404,))
+def reset_limit(call: Call) -> dict[str, Any]:
+    """Restore the declared numbers of a limit."""
+    return {"reset": restore_limit(call, call.queue, call.named("name"))}
+
+
+def change_limit(call: Call, queue: str, name: str, given: NewNumbers) -> LimitInfo:
+    """Change the numbers of a limit for the caller. Raises a Problem if it cannot be changed."""
     length = None if given.length is None else span_of(given.length)
-    try:
-        found = call.service.delayed.set_limit(
+    with _changing(call, "set-limit", queue, name):
+        return call.service.delayed.set_limit(
             queue,
             name,
             concurrency=given.concurrency,
@@ -179,32 +190,32 @@ def set_limit(call: Call) -> dict[str, Any]:
             by=call.identity.name,
             for_=length,
         )
-    except QueryError as error:
-        raise Problem(422, str(error)[:300]) from None
-    call.service.cache.forget()
-    return info_data(found)
 
 
-@operations.add("POST", "/queues/{queue}/limits/{name}/reset", "admin", WasReset, problems=(404,))
-def reset_limit(call: Call) -> dict[str, Any]:
-    """Restore the declared numbers of a limit."""
-    queue, name = _changeable(call)
-    call.note("reset-limit", f"{queue} {name}")
+def restore_limit(call: Call, queue: str, name: str) -> bool:
+    """Restore the declared numbers for the caller; returns whether others were set."""
+    with _changing(call, "reset-limit", queue, name):
+        return call.service.delayed.reset_limit(queue, name)
+
+
+@contextmanager
+def _changing(call: Call, verb: str, queue: str, name: str) -> Iterator[None]:
+    """Raises a Problem if the caller may not change the limit, or if it cannot be changed."""
+    check_may_change(call.identity, queue, name)
+    call.note(verb, f"{queue} {name}")
     try:
-        was_set = call.service.delayed.reset_limit(queue, name)
+        yield
     except QueryError as error:
         raise Problem(422, str(error)[:300]) from None
     call.service.cache.forget()
-    return {"reset": was_set}
 
 
-def _changeable(call: Call) -> tuple[str, str]:
-    """The queue and name of a limit. Raises a Problem if the caller may not change it."""
-    call.identity.require_whole()
-    queue, name = call.queue, call.named("name")
+def check_may_change(identity: Identity, queue: str, name: str) -> None:
+    """Raises a Problem if a caller may not change the limit of a queue."""
+    identity.require_whole()
+    identity.check_queue(queue)
     if name.startswith(GLOBAL):
-        call.identity.require_all_queues()
-    return queue, name
+        identity.require_all_queues()
 
 
 def keys_of(

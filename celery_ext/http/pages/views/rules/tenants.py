@@ -6,24 +6,29 @@ from dataclasses import dataclass, field
 from glob import escape
 
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from celery_ext.control.policies.limits import LimitInfo, limit, limits
 from celery_ext.http.api.endpoints.rules.limits import (
+    change_limit,
+    check_may_change,
     keys_of,
+    restore_limit,
     tenants_page,
     usage_of,
     waiting_tasks,
 )
 from celery_ext.http.api.fields import Cursor, Name
-from celery_ext.http.api.limit_models import TenantsQuery
+from celery_ext.http.api.limit_models import NewNumbers, TenantsQuery
 from celery_ext.http.api.operations import validated
 from celery_ext.http.api.status import EVENTS_LIMIT
+from celery_ext.http.problems import Problem
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.inspection import events as streams
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.message.durations import length_text
 
-from ...visit import Shown, View, Visit, asked
+from ...visit import Action, Form, Shown, View, Visit, asked
 from ..results.dead import newest
 
 #: How many delayed tasks of each shard are looked at: those that are due first.
@@ -34,6 +39,8 @@ SHOWN, WAITING_SHOWN, QUEUES = 100, 50, 50
 
 #: How old the counts may be.
 SECONDS = 5.0
+
+VERBS = {"set": "Change", "reset": "Restore"}
 
 #: Keys on the page of a limit.
 KEYS = 50
@@ -168,10 +175,35 @@ def look_at_limit(visit: Visit) -> Shown:
         "page": info.shares or page,
         "next": following,
         "tasks": waiting_tasks(visit, usage, query.name),
+        "may_change": _may_change(visit, info),
     }
+
+
+def _may_change(visit: Visit, info: LimitInfo) -> bool:
+    if not visit.identity.has("admin") or info.kind not in ("limit", "drain"):
+        return False
+    try:
+        check_may_change(visit.identity, info.queue, info.name)
+    except Problem:
+        return False
+    return True
+
+
+def on_limit(visit: Visit, form: Form) -> Response:
+    """Change a limit, or restore its declared numbers, as a form requests."""
+    verb, queue, name = form.verb(VERBS), form.one("queue"), form.one("name")
+    if verb == "reset":
+        restore_limit(visit, queue, name)
+    else:
+        counts = form.given(["concurrency", "burst"]).items()
+        numbers = {of: int(text) if text.isdecimal() else text for of, text in counts}
+        given = {**form.given(["rate", "why", "for"]), **numbers}
+        change_limit(visit, queue, name, validated(NewNumbers, given))
+    return visit.redirect("/limit", queue=queue, name=name)
 
 
 VIEWS = [
     View("tenants", "/tenants", "Tenants", look, seconds=2),
     View("limit", "/limit", "", look_at_limit, seconds=2),
 ]
+ACTIONS = [Action("/limit/change", on_limit, "admin")]
