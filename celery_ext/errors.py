@@ -32,7 +32,7 @@ class QueryError(DelayedError, ValueError):
 class StillRunning(DelayedError, TimeoutError):
     """Tasks of a queue that was paused to drain it still run."""
 
-    def __init__(self, queue: str, count: int) -> None:
+    def __init__(self, queue: str = "", count: int = 0) -> None:
         """`count` is how many tasks workers have."""
         self.queue, self.count = queue, count
         super().__init__(queue, count)
