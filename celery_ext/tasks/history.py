@@ -231,6 +231,11 @@ class TaskHistory:
         found = [step.at for step in self.steps if step.event == "started"]
         return found[-1] if found else None
 
+    @property
+    def ended(self) -> datetime | None:
+        """When it ended, if that was final."""
+        return self.steps[-1].at if self.is_over and self.steps else None
+
     def as_dict(self) -> dict[str, Any]:
         """All of it, in types that JSON can represent; related ids if it is part of a canvas."""
         others = {name: getattr(self, name) for name in ("root_id", "parent_id", "group_id")}

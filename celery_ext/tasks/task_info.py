@@ -36,7 +36,7 @@ class TaskInfo:
     "rejected", "ignored" and "lost" (its process is gone); `history` has the details.
     `step` is the priority step of its ready list. `due_ms` is ms since the epoch, None for a
     task without an ETA. `consumer` is its current or last consumer. `reason` is why it became a
-    dead letter, or why a policy delayed it.
+    dead letter or is retried, how it failed, or why a policy delayed it.
     """
 
     state: str
@@ -71,9 +71,10 @@ class TaskInfo:
         )
 
     def with_history(self, history: TaskHistory) -> TaskInfo:
-        """This task with its record; a delayed one may be a retry."""
-        is_retry = self.state == "delayed" and history.state == "retrying"
-        return replace(self, state="retrying" if is_retry else self.state, history=history)
+        """This task with its record; a delayed one may be a retry, with the error before it."""
+        if self.state != "delayed" or history.state != "retrying":
+            return replace(self, history=history)
+        return replace(self, state="retrying", reason=history.steps[-1].said, history=history)
 
     @classmethod
     def of(cls, found: Found) -> TaskInfo:
@@ -237,6 +238,8 @@ class TaskInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields except the message, in JSON types."""
+        history = self.history
+        started, ended = (history.started, history.ended) if history else (None, None)
         return {
             "id": self.id,
             "state": self.state,
@@ -251,6 +254,9 @@ class TaskInfo:
             "deliveries": self.deliveries,
             "consumer": self.consumer,
             "reason": self.reason,
+            "started": started.isoformat() if started else None,
+            "ended": ended.isoformat() if ended else None,
+            "run_seconds": history.run_seconds if history else None,
             "group_id": self.headers.get("group"),
             "root_id": self.headers.get("root_id"),
             "parent_id": self.headers.get("parent_id"),

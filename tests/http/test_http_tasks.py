@@ -501,6 +501,15 @@ def test_status_of_what_was_recorded(
     assert found["task"] == "till.charge"
 
 
+def test_status_of_a_task_that_is_retried(api: httpx.Client, delayed: Delayed) -> None:
+    api.post("/v1/tasks", json={"task": "till.charge", "id": "a", "delay": "1h"})
+    note(delayed, "a", STARTED, ["~", *FAILED[1:]])
+    found = api.get("/v1/tasks/a").json()
+    assert (found["status"], found["reason"]) == ("retrying", "ValueError: no")
+    assert (found["started"], found["run_seconds"]) == ("1970-01-01T00:00:01+00:00", 2)
+    assert (found["args"], found["at"]) == ("()", None)
+
+
 @pytest.mark.parametrize("last", ["failed", "ignored", "replaced", "returned", "running"])
 def test_a_ready_task_is_there_whatever_was_recorded_under_its_id(
     last: str, api: httpx.Client, delayed: Delayed

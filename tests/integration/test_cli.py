@@ -57,6 +57,28 @@ def test_find_by_arguments(cli: Cli) -> None:
     assert cli("find", "--state", "failed", "--longer-than", "5s", "--worker", "w*").exit_code == 1
 
 
+def test_since_when_and_why(empty: Cli) -> None:
+    """The record of a task adds times and errors."""
+    started = ["s", 60_000, 0, "w1@host:7:ab", 7, 0]
+    facts = {"error": "ValueError", "message": "no", "run_ms": 2_000}
+    rows = {"runs": [], "failed": [["-", 62_000, 0, facts]], "again": [["~", 62_000, 0, facts]]}
+    for id, more in rows.items():
+        note(empty.backlog, id, started, *more)
+    empty.send("again", HOUR)
+    runs, failed, again = (empty.json("show", id) for id in rows)
+    assert {each["started"] for each in (runs, failed, again)} == {"1970-01-01T00:01:00+00:00"}
+    assert [each["ended"] for each in (runs, failed, again)] == [
+        *(None, "1970-01-01T00:01:02+00:00", None)
+    ]
+    assert [each["state"] for each in (runs, failed, again)] == ["running", "failed", "retrying"]
+    assert failed["reason"] == again["reason"] == "ValueError: no"
+    assert failed["run_seconds"] == again["run_seconds"] == 2 < runs["run_seconds"]
+    text = empty.text("show", "failed")
+    assert re.search(r"started +1970-01-01 00:01:00 UTC, .* ago", text)
+    assert re.search(r"ended +1970-01-01 00:01:02 UTC, .* ago", text)
+    assert re.search(r"run seconds +2", text)
+
+
 @pytest.mark.parametrize(("of", "order"), [("failed", "cba"), ("slow", "bca")])
 def test_a_limit_keeps_the_first_of_all_queues(empty: Cli, of: str, order: str) -> None:
     """The last that failed, and the slowest; as JSON, too."""

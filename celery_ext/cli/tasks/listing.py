@@ -5,17 +5,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
 from itertools import chain, islice
 from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from celery_ext.control.changes.change_many import shard_pages
 from celery_ext.control.counts import Counts
 from celery_ext.tasks.formatting import (
     STATE_STYLES,
     TasksTable,
+    away,
     facts_table,
     number,
     plain,
@@ -34,6 +37,9 @@ from .outcomes import show_recorded
 
 #: Criteria that select only tasks that workers have recorded.
 RECORDED = "error", "worker", "longer_than", "shorter_than"
+
+#: Facts of a task that are times, shown with how far away they are.
+TIMES = "eta", "started", "ended"
 
 
 def soonest(
@@ -139,16 +145,21 @@ def _facts(info: TaskInfo) -> Table:
     for name, value in info.as_dict().items():
         if name == "state":
             shown = plain(value, style=STATE_STYLES.get(value, ""))
-        elif name == "eta" and info.eta:
-            shown = plain(f"{info.eta:%Y-%m-%d %H:%M:%S} UTC, ").append_text(
-                remaining(info.remaining)
-            )
+        elif name in TIMES and value:
+            shown = _at(datetime.fromisoformat(value), is_due=name == "eta")
         elif value in (None, "", 0) or name == "remaining_seconds":
             continue
         else:
             shown = plain(value)
         made.add_row(name.replace("_", " "), shown)
     return made
+
+
+def _at(moment: datetime, is_due: bool) -> Text:
+    """A time, and how far away it is; red if a task that is due then is late."""
+    length = moment - datetime.now(timezone.utc)
+    shown = plain(f"{moment:%Y-%m-%d %H:%M:%S} UTC, ")
+    return shown.append_text(remaining(length) if is_due else plain(away(length)))
 
 
 @command("count", doubts_queue=False)

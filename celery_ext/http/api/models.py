@@ -43,7 +43,7 @@ class TaskState(BaseModel):
     callback: str | None = None
     consumer: str | None = None
     reason: str | None = Field(
-        None, description="Why it is a dead letter, or the reason of a policy."
+        None, description="Its error, why it is a dead letter, or the reason of a policy."
     )
     deliveries: int | None = Field(None, description="How often it was delivered without success.")
     retries: int | None = None

@@ -175,7 +175,9 @@ class Json(Response):
 
 def _query(request: Request, model: type[BaseModel]) -> Any:
     given: dict[str, Any] = {}
-    for name, value in request.query_params.multi_items():
+    # Without a query, which most look-ups have, it need not be parsed.
+    items = request.query_params.multi_items() if request.scope["query_string"] else ()
+    for name, value in items:
         if name in given:
             raise Problem.of_field(name[:SHOWN], "it is given twice")
         given[name] = value

@@ -33,6 +33,7 @@ READING_LIMIT = 10_000
 
 _BY_STATE = {
     "delayed": "scheduled",
+    "retrying": "retrying",
     "waiting": "waiting",
     "ready": "waiting",
     "unacked": "running",
@@ -211,13 +212,11 @@ def _kept(service: Service, ask: Ask, kept: list[Found]) -> State | None:
     record = ask.record
     kept.sort(key=lambda each: record is None or each.queue != record.shard)
     for found in kept:
-        is_here = record is not None and found.queue == record.shard
         info = TaskInfo.of(found)
         if ask.identity.sees(info.queue, info.tenant):
-            state = state_of(service, info, found.at_ms)
-            is_retry = is_here and record is not None and record.state == "retrying"
-            is_retry = is_retry and state["status"] == "scheduled"
-            return {**state, "status": "retrying"} if is_retry else state
+            if record is not None and found.queue == record.shard:
+                info = info.with_history(record)
+            return state_of(service, info, found.at_ms)
     return None
 
 
@@ -250,7 +249,7 @@ def places(service: Service, identity: Identity, queue: str | None) -> Iterator[
 
 def state_of_record(record: TaskHistory) -> State:
     """The state of a task as workers have recorded it."""
-    failure, started = record.failure, record.started
+    failure, ended = record.failure, record.ended
     status = _BY_RECORD.get(record.state, record.state)
     has_failed = failure is not None and status in ("failed", "lost", "retrying")
     return {
@@ -268,9 +267,18 @@ def state_of_record(record: TaskHistory) -> State:
         "consumer": record.worker or None,
         "reason": failure.said if has_failed and failure else None,
         "retries": record.steps[-1].attempt - 1 if record.steps else None,
-        "started": started.isoformat() if started else None,
+        **_last_run(record),
+        "at": ended.isoformat() if ended else None,
+    }
+
+
+def _last_run(record: TaskHistory | None) -> State:
+    """When the last run began, and how long it took if it has ended."""
+    if record is None:
+        return {"started": None, "run_seconds": None}
+    return {
+        "started": record.started.isoformat() if record.started else None,
         "run_seconds": None if record.run_ms is None else record.run_ms / 1000,
-        "at": record.steps[-1].at.isoformat() if record.is_over and record.steps else None,
     }
 
 
@@ -376,6 +384,7 @@ def state_of(service: Service, info: TaskInfo, at_ms: int | None = None) -> Stat
         "reason": info.reason or None,
         "deliveries": info.deliveries,
         "retries": retries if type(retries) is int else None,  # a sender may write anything
+        **_last_run(info.history),
         "at": None if at_ms is None else from_ms(at_ms).isoformat(),
     }
     if is_job(info):

@@ -91,11 +91,14 @@ class Together(Generic[T]):
         self._waiting.append((item, future))
         if self._running is None:
             self._running = loop.create_task(self._run())
-        late = loop.call_later(self._threads.seconds, _end, future, self._threads.too_late())
+        late = loop.call_later(self._threads.seconds, self._end_late, future)
         try:
             await future
         finally:
             late.cancel()
+
+    def _end_late(self, future: asyncio.Future[None]) -> None:
+        _end(future, self._threads.too_late())
 
     async def _run(self) -> None:
         try:
