@@ -19,12 +19,11 @@ from kombu_delayed.inspection.doctor import (
 from kombu_delayed.inspection.doctor.examination import HARMLESS
 from kombu_delayed.store.calls.shards import label, queue_of
 
-from ..control.delayed import Delayed
 from ..errors import QueryError
 from ..tasks.formatting import number, plain, queue_data, queues_word, table
 from .checkup import Check, check_up, checks_table
 from .criteria import queue_option
-from .session import Session, command
+from .session import Session, command, those_that_answer
 
 
 @command("doctor", doubts_queue=False)
@@ -45,17 +44,18 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
     You may run it beside producers and workers. The exit code is 1 if a problem was found and
     was not repaired.
     """
-    delayed, down = (session.delayed, None) if upgrades else _those_that_answer(session.delayed)
+    delayed, down = (session.delayed, []) if upgrades else those_that_answer(session.delayed)
     store = delayed.store
     if queue:
         delayed.check_queue(queue)
     names = delayed.shards(queue)
     if down and not names:
-        raise QueryError(f"no node with these queues answers: {', '.join(down.examples)}")
+        raise QueryError(f"no node with these queues answers: {', '.join(down)}")
     if upgrades:
         upgrade(store, delayed.shards(None))
         session.print("All messages have the newest format.")
-    findings = [each for each in (down, examine_server(store), examine_format(store)) if each]
+    nodes = Finding("nodes", count=len(down), examples=down) if down else None
+    findings = [each for each in (nodes, examine_server(store), examine_format(store)) if each]
     foreign = [each for name in names if (each := examine_types(store, name))]
     if foreign:  # the rest would fail at them
         findings, checks = [*findings, *foreign], list[Check]()
@@ -79,16 +79,6 @@ def doctor(session: Session, queue: str | None, fix: bool, upgrades: bool) -> No
     _print(session, findings, len(queues), fix)
     if left:
         session.exit(1)
-
-
-def _those_that_answer(delayed: Delayed) -> tuple[Delayed, Finding | None]:
-    """The queues without those on nodes of a Cluster that do not answer, and these nodes."""
-    rest = delayed.reachable() if delayed.store.cluster else None
-    if rest is None:
-        return delayed, None
-    run: Any = delayed.store.run
-    down = sorted(map(str, run.nodes_down()))
-    return rest, Finding("nodes", count=len(down), examples=down)
 
 
 def _print(session: Session, findings: list[Finding], count: int, fix: bool) -> None:

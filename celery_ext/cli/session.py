@@ -57,6 +57,14 @@ class Session:
         self._ctx.call_on_close(delayed.close)
         return delayed
 
+    def pass_over_nodes_down(self) -> list[str]:
+        """Leave out the nodes of a Cluster that do not answer; returns them, and says so."""
+        self.delayed, down = those_that_answer(self.delayed)
+        if down:
+            nodes = " and ".join(down)
+            self.err.print(f"No answer from {nodes}: its queues are missing here.", style="yellow")
+        return down
+
     def print(self, *what: RenderableType) -> None:
         """Print on stdout, unless the user asked for JSON."""
         if not self.as_json:
@@ -111,6 +119,15 @@ class Session:
             yield lambda count: bars.advance(bar, count)
 
 
+def those_that_answer(delayed: Delayed) -> tuple[Delayed, list[str]]:
+    """The queues without those on nodes of a Cluster that do not answer, and these nodes."""
+    rest = delayed.reachable() if delayed.store.cluster else None
+    if rest is None:
+        return delayed, []
+    run: Any = delayed.store.run
+    return rest, sorted(map(str, run.nodes_down()))
+
+
 class _Console(Console):
     """Shows names of the broker as they are, except for characters that would move a cursor."""
 
@@ -136,12 +153,16 @@ def _console(ctx: click.Context, stderr: bool) -> Console:
 
 
 def command(
-    name: str, group: click.Group | None = None, doubts_queue: bool = True
+    name: str,
+    group: click.Group | None = None,
+    doubts_queue: bool = True,
+    despite_nodes_down: bool = False,
 ) -> Callable[[Callable[..., None]], click.Command]:
     """A command with `--json`, whose function is given the session first; of a group, if any.
 
     With `doubts_queue` it warns of an unknown queue. Turn it off if the queue is from elsewhere, or
-    if the function refuses an unknown one.
+    if the function refuses an unknown one. With `despite_nodes_down` it shows all queues, or those
+    on the nodes of a Cluster that answer.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -149,7 +170,12 @@ def command(
             session = Session(ctx, as_json)
             if doubts_queue:
                 session.doubt(given.get("queue"))
+            is_partial = (
+                despite_nodes_down and given.get("queue") is None and session.pass_over_nodes_down()
+            )
             function(session, **given)
+            if is_partial:
+                session.exit(1)
 
         update_wrapper(run, function)
         json_option = click.option(

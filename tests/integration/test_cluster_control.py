@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 import celery_ext
 from celery_ext import Delayed, Query
 from celery_ext.control.changes.redirect import Redirect
+from celery_ext.http.pages.site import VIEWS
 from celery_ext.tasks.task_info import TaskInfo
 from kombu_delayed.connection.cluster import connection as module
 from kombu_delayed.connection.cluster import nodes
@@ -129,6 +130,25 @@ def test_the_http_api_finds_and_changes_what_is_on_other_nodes(
             assert [each.status_code for each in answers] == [503, 503]
 
 
+def test_the_dashboard_shows_what_is_on_other_nodes(
+    app: Celery, names: list[str], others: list[str]
+) -> None:
+    told = "A node of the Cluster does not answer: its queues are missing here."
+    with api_client(app) as api:
+        of_queues = {view.path for view in VIEWS} - {"/task", "/periodic", "/limit"}
+        pages = {path: api.get(path) for path in of_queues}
+        assert {page.status_code for page in pages.values()} == {200}
+        assert {path for path, page in pages.items() if told not in page.text} == set()
+        page = api.get("/backlog").text
+        assert [name for name in names if f"{name}-0" in page] == others
+        with api.stream("GET", "/live/backlog") as stream:
+            look = next(line for line in stream.iter_lines() if line.startswith("data: "))
+        assert told in look
+        assert api.get("/task", params={"id": f"{others[0]}-0"}).status_code == 200
+        for id in (f"{names[0]}-0", "nobody"):
+            assert api.get("/task", params={"id": id}).status_code == 503
+
+
 def test_the_doctor_examines_the_other_nodes(
     app: Celery, cluster: Cluster, names: list[str], others: list[str]
 ) -> None:
@@ -141,6 +161,19 @@ def test_the_doctor_examines_the_other_nodes(
     assert f"does not answer: {down}" in run(app, "doctor").stdout
     assert run(app, "doctor", "-Q", others[0], "--json").exit_code == 1
     assert "no node with these queues answers" in run(app, "doctor", "-Q", names[0]).stderr
+
+
+@pytest.mark.parametrize("of", [["count"], ["list"], ["find", "-t", "*"], ["partitions"]])
+def test_what_is_on_other_nodes_is_shown(
+    of: list[str], app: Celery, cluster: Cluster, names: list[str], others: list[str]
+) -> None:
+    found = run(app, *of)
+    assert [name for name in names if name in found.stdout] == others
+    down = f"127.0.0.1:{cluster.master_of(names[0]).port}"
+    assert f"No answer from {down}: its queues are missing here." in found.stderr
+    assert found.exit_code == 1
+    assert run(app, *of, "-Q", others[0]).exit_code == 0
+    assert "is cut off" in run(app, *of, "-Q", names[0]).stderr
 
 
 def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(

@@ -15,7 +15,7 @@ from ..criteria import queue_option
 from ..session import Session, command
 
 
-@command("consumers")
+@command("consumers", despite_nodes_down=True)
 @queue_option
 def consumers(session: Session, queue: str | None) -> None:
     """Show consumers, their leases and messages."""

@@ -20,7 +20,7 @@ from ..times import NumberRange
 MOST_HOURS = 1_000 * 366 * 24
 
 
-@command("forecast")
+@command("forecast", despite_nodes_down=True)
 @click.option(
     "--hours",
     type=NumberRange(0, MOST_HOURS, min_open=True),

@@ -19,7 +19,7 @@ from ..session import Session, command
 from ..times import LASTING
 
 
-@command("limits")
+@command("limits", despite_nodes_down=True)
 @queue_option
 def limits(session: Session, queue: str | None) -> None:
     """Show limits, their use and their busiest keys."""

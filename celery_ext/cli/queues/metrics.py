@@ -22,7 +22,7 @@ _HEADINGS = ("delayed", "due", *_COUNTS, "late", "next", *(f"next {time}" for ti
 _ABOUT = "\N{ALMOST EQUAL TO}"
 
 
-@command("metrics")
+@command("metrics", despite_nodes_down=True)
 @queue_option
 @click.option("--shards", "by_shard", is_flag=True, help="Show each shard of a queue.")
 def metrics(session: Session, queue: str | None, by_shard: bool) -> None:

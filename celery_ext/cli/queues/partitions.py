@@ -14,7 +14,7 @@ from ..criteria import limit_option, queue_option
 from ..session import Session, command
 
 
-@command("partitions")
+@command("partitions", despite_nodes_down=True)
 @queue_option
 @limit_option(20)
 def partitions(session: Session, queue: str | None, limit: int) -> None:

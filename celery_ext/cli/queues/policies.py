@@ -15,7 +15,7 @@ from ..criteria import queue_argument, queue_option
 from ..session import Session, command
 
 
-@command("policies", doubts_queue=False)
+@command("policies", doubts_queue=False, despite_nodes_down=True)
 @queue_option
 def policies(session: Session, queue: str | None) -> None:
     """Show the policies that all workers of a queue obey.

@@ -56,7 +56,7 @@ def _letters(
         advance(1)
 
 
-@command("list", dead)
+@command("list", dead, despite_nodes_down=True)
 @queue_option
 @task_option
 @limit_option(20)

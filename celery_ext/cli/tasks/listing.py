@@ -72,7 +72,7 @@ def _present(
     return len(infos), has_more
 
 
-@command("list")
+@command("list", despite_nodes_down=True)
 @queue_option
 @limit_option(20)
 def list_(session: Session, queue: str | None, limit: int) -> None:
@@ -85,7 +85,7 @@ def list_(session: Session, queue: str | None, limit: int) -> None:
         session.print(f"The first {count} of {tasks_word(total)}; --limit 0 shows all.")
 
 
-@command("find")
+@command("find", despite_nodes_down=True)
 @criteria
 @click.option(
     "--state",
@@ -162,7 +162,7 @@ def _at(moment: datetime, is_due: bool) -> Text:
     return shown.append_text(remaining(length) if is_due else plain(away(length)))
 
 
-@command("count", doubts_queue=False)
+@command("count", doubts_queue=False, despite_nodes_down=True)
 @criteria
 def count(session: Session, **given: Any) -> None:
     """Count messages by queue and state.

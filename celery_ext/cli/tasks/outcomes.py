@@ -47,7 +47,7 @@ def _lists(of: str, help: str) -> click.Command:
         show_recorded(session, of, limit, **criteria)
 
     show.__doc__ = help
-    return command(of)(_criteria(show))
+    return command(of, despite_nodes_down=True)(_criteria(show))
 
 
 failed = _lists(

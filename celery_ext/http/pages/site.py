@@ -7,11 +7,13 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
@@ -64,6 +66,11 @@ _POLICY = (
 )
 
 _A_YEAR = 31_536_000
+
+#: Shown where a page has not all queues.
+NODE_DOWN = Markup(
+    '<p class="notice warn">A node of the Cluster does not answer: its queues are missing here.</p>'
+)
 
 #: The answer to a link of another site: it opens the address again, then with the cookie.
 _OPENED_AGAIN = (
@@ -284,8 +291,22 @@ def _shows(view: View) -> Endpoint:
 
 
 def _rendered(view: View, visit: Visit) -> Response:
-    shown = {"view": view, **view.look(visit)}
+    shown = _shown(view, visit)
     return visit.render(f"{view.name}.html", shown, shown.get("status", 200))
+
+
+def _shown(view: View, visit: Visit) -> dict[str, Any]:
+    """The content of a page, if need be without the nodes of a Cluster that do not answer."""
+    missing = Markup()
+    try:
+        found = view.look(visit)
+    except visit.service.store.errors_of_one_queue:
+        rest = visit.service.reachable()
+        found = {"status": 503} if rest is None else view.look(replace(visit, service=rest))
+        if found.get("status", 200) != 200:  # a task that is not found may be on such a node
+            raise
+        missing = NODE_DOWN
+    return {"view": view, "missing": missing, **found}
 
 
 def _streams(view: View) -> Endpoint:
@@ -336,5 +357,4 @@ async def _look(visit: Visit, view: View) -> str | None:
 
 
 def _part(visit: Visit, view: View) -> str:
-    shown = {"view": view, **view.look(visit)}
-    return visit.pages.make_live(visit, f"{view.name}.html", shown)
+    return visit.pages.make_live(visit, f"{view.name}.html", _shown(view, visit))

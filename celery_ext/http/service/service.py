@@ -102,7 +102,7 @@ class Service:
         self.looked_at: Any = LRUCache(SHARDS_LOOKED_AT)
         #: The names of the queues, which are slow to find among all keys.
         self._names = Cache()
-        self._reachable_names = Cache()
+        self._reachable_names, self._reachable_cache = Cache(), Cache()
 
     @property
     def store(self) -> Store:
@@ -115,7 +115,7 @@ class Service:
             return None
         other = copy(self)
         other.delayed, other.moves = rest, OnceMoves(rest)
-        other._names = self._reachable_names
+        other._names, other.cache = self._reachable_names, self._reachable_cache
         return other
 
     def close(self) -> None:
