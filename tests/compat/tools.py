@@ -69,11 +69,17 @@ TOOLS = (
     Tool(
         "apache-airflow",
         # With Celery 5.7 the executor cannot be imported; 5.5 brings an older redis-py.
-        ("apache-airflow>=2.11,<3", "apache-airflow-providers-celery", "celery>=5.6,<5.7"),
+        (
+            "apache-airflow>=3",
+            "apache-airflow-providers-celery",
+            "apache-airflow-providers-standard",
+            "celery>=5.6,<5.7",
+        ),
         "airflow_executor",
         "`[celery] broker_url`",
         "Airflow's provider needs Celery 5.6, with any transport. A plain URL needs "
-        "`broker_transport` in a module that `celery_config_options` names.",
+        "`broker_transport` in a module that `celery_config_options` names. Airflow 2.11.2 was last "
+        "tried on 2026-11-23, and worked in the same way.",
     ),
     Tool(
         "prometheus-exporter-celery",

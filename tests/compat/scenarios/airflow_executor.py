@@ -1,18 +1,19 @@
-"""Airflow's CeleryExecutor: a scheduler and a worker run a DAG."""
+"""CeleryExecutor of Airflow 3: a scheduler and a worker run a DAG."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from pathlib import Path
 
-from common import BROKER, REDIS, TRANSPORT, check, main, running, wait_until
+from common import BROKER, REDIS, TRANSPORT, check, free_port, main, running, wait_until
 
 DAG = """
 from datetime import datetime
-from airflow import DAG
-from airflow.operators.bash import BashOperator
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG
 
 with DAG("compat", start_date=datetime(2024, 1, 1), schedule=None, catchup=False):
     BashOperator(task_id="one", bash_command="true") >> BashOperator(
@@ -21,6 +22,7 @@ with DAG("compat", start_date=datetime(2024, 1, 1), schedule=None, catchup=False
 """
 HOME = Path("airflow").absolute()
 AIRFLOW = Path(sys.executable).with_name("airflow")
+PORT = free_port()
 
 os.environ |= {
     "AIRFLOW_HOME": str(HOME),
@@ -31,6 +33,10 @@ os.environ |= {
     "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{HOME}/airflow.db",
     "AIRFLOW__CELERY__BROKER_URL": BROKER,
     "AIRFLOW__CELERY__RESULT_BACKEND": f"{REDIS.rpartition('/')[0]}/1",
+    # Workers report to the API server.
+    "AIRFLOW__API__PORT": str(PORT),
+    "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_hex(32),
+    "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{PORT}/execution/",
     # SQLite is enough for a test on one machine.
     "_AIRFLOW__SKIP_DATABASE_EXECUTOR_COMPATIBILITY_CHECK": "1",
 }
@@ -54,11 +60,14 @@ def runs() -> None:
     (HOME / "dags").mkdir(parents=True, exist_ok=True)
     (HOME / "dags" / "compat.py").write_text(DAG)
     airflow("db", "migrate")
+    server = running(str(AIRFLOW), "api-server", until="startup complete")
+    parser = running(str(AIRFLOW), "dag-processor")
+    scheduler = running(str(AIRFLOW), "scheduler", "--skip-serve-logs")
     worker = running(str(AIRFLOW), "celery", "worker", "--skip-serve-logs", until=" ready.")
-    with running(str(AIRFLOW), "scheduler", "--skip-serve-logs"), worker:
+    with server, parser, scheduler, worker:
         wait_until(lambda: "compat" in airflow("dags", "list"), "the DAG is known", 120)
         airflow("dags", "trigger", "compat", "--run-id", "once")
-        done = ("dags", "list-runs", "-d", "compat", "--state", "success")
+        done = ("dags", "list-runs", "compat", "--state", "success")
         wait_until(lambda: "once" in airflow(*done), "the DAG has run", 180)
 
 
