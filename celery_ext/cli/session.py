@@ -61,8 +61,7 @@ class Session:
         """Leave out the nodes of a Cluster that do not answer; returns them, and says so."""
         self.delayed, down = those_that_answer(self.delayed)
         if down:
-            nodes = " and ".join(down)
-            self.err.print(f"No answer from {nodes}: its queues are missing here.", style="yellow")
+            self.err.print(missing_text(down), style="yellow")
         return down
 
     def print(self, *what: RenderableType) -> None:
@@ -126,6 +125,10 @@ def those_that_answer(delayed: Delayed) -> tuple[Delayed, list[str]]:
         return delayed, []
     run: Any = delayed.store.run
     return rest, sorted(map(str, run.nodes_down()))
+
+
+def missing_text(down: list[str]) -> str:
+    return f"No answer from {' and '.join(down)}: its queues are missing here."
 
 
 class _Console(Console):

@@ -176,6 +176,15 @@ def test_what_is_on_other_nodes_is_shown(
     assert "is cut off" in run(app, *of, "-Q", names[0]).stderr
 
 
+def test_watch_shows_what_is_on_other_nodes(
+    app: Celery, cluster: Cluster, names: list[str], others: list[str]
+) -> None:
+    down = f"127.0.0.1:{cluster.master_of(names[0]).port}"
+    look = json.loads(run(app, "watch", "--times", "1", "--json").stdout)
+    assert (sorted(look["counts"]), look["down"]) == (sorted(others), [down])
+    assert f"No answer from {down}" in run(app, "watch", "--times", "1").stdout
+
+
 def test_those_of_other_nodes_are_cancelled_with_the_rest_in_doubt(
     app: Celery, names: list[str], others: list[str]
 ) -> None:

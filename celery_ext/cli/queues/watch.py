@@ -17,11 +17,12 @@ from rich.text import Text
 
 from celery_ext.control.counts import ConsumerInfo, Counts, Forecast, forecast_data
 from celery_ext.tasks.formatting import TasksTable, moment
+from celery_ext.tasks.query import Query
 from celery_ext.tasks.task_info import TaskInfo
 
 from ..criteria import queue_option
 from ..outage import Outages
-from ..session import Session, command
+from ..session import Session, command, missing_text, those_that_answer
 from ..tasks.listing import counts_table, soonest
 from ..times import NumberRange
 from .consumers import consumers_table
@@ -41,16 +42,21 @@ class Look(NamedTuple):
     forecast: Forecast
     next: list[TaskInfo]
     consumers: list[ConsumerInfo]
+    #: The nodes of a Cluster that do not answer, and whose queues are missing.
+    down: list[str]
 
     @classmethod
     def take(cls, session: Session, queue: str | None) -> Look:
-        delayed = session.delayed
+        delayed, down = session.delayed, list[str]()
+        if queue is None:
+            delayed, down = those_that_answer(delayed)
         return cls(
             datetime.now(timezone.utc),
             delayed.counts(queue),
             delayed.forecast(HOURS, BUCKETS, queue),
-            list(islice(soonest(session, {"queue": queue}), NEXT)),
+            list(islice(soonest(delayed, Query(queue=queue)), NEXT)),
             delayed.consumers(queue),
+            down,
         )
 
     @property
@@ -61,11 +67,13 @@ class Look(NamedTuple):
             "forecast": forecast_data(self.forecast),
             "next": [info.as_dict() for info in self.next],
             "consumers": [asdict(each) for each in self.consumers],
+            "down": self.down,
         }
 
     def render(self) -> RenderableType:
         parts: list[RenderableType] = [
             Text(f"{moment(self.at)} UTC\n", style="bold"),
+            *([Text(f"{missing_text(self.down)}\n", style="yellow")] if self.down else []),
             counts_table(self.counts),
             Text("\nDue in the next hour", style="bold"),
             chart(self.forecast),

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from celery_ext.control.changes.change_many import shard_pages
 from celery_ext.control.counts import Counts
+from celery_ext.control.delayed import Delayed
 from celery_ext.tasks.formatting import (
     STATE_STYLES,
     TasksTable,
@@ -43,9 +44,8 @@ TIMES = "eta", "started", "ended"
 
 
 def soonest(
-    session: Session, given: dict[str, Any], progress: Progress = lambda count: None
+    delayed: Delayed, query: Query, progress: Progress = lambda count: None
 ) -> Iterator[TaskInfo]:
-    delayed, query = session.delayed, Query(**given)
     found = [
         chain.from_iterable(shard_pages(delayed, shard, query, progress))
         for shard in delayed.shards(query.queue)
@@ -77,7 +77,7 @@ def _present(
 @limit_option(20)
 def list_(session: Session, queue: str | None, limit: int) -> None:
     """Show the tasks that are due next."""
-    count, _ = _present(session, lambda _: soonest(session, {"queue": queue}), limit)
+    count, _ = _present(session, lambda _: soonest(session.delayed, Query(queue=queue)), limit)
     if not count:
         session.nothing("Nothing is delayed.")
     total = sum(each.delayed for each in session.delayed.counts(queue).values())
@@ -114,7 +114,7 @@ def find(session: Session, state: str, limit: int, **given: Any) -> None:
     def search(progress: Progress) -> Iterator[TaskInfo]:
         if state == "ready":
             return session.delayed.find(**given, state=state, progress=progress)
-        return soonest(session, given, progress)
+        return soonest(session.delayed, Query(**given), progress)
 
     count, has_more = _present(session, search, limit)
     if not count:
