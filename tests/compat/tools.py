@@ -78,8 +78,8 @@ TOOLS = (
         "airflow_executor",
         "`[celery] broker_url`",
         "Airflow's provider needs Celery 5.6, with any transport. A plain URL needs "
-        "`broker_transport` in a module that `celery_config_options` names. Airflow 2.11.2 was last "
-        "tried on 2026-11-23, and worked in the same way.",
+        "`broker_transport` in a module that `celery_config_options` names. Airflow 2.11.2 was "
+        "last tried on 2026-11-23, and worked in the same way.",
     ),
     Tool(
         "prometheus-exporter-celery",
