@@ -16,7 +16,7 @@ import pytest
 import redis
 from celery import Celery
 from click.testing import CliRunner
-from kombu import Queue, pools
+from kombu import Queue
 
 from celery_ext import Delayed, Query, QueryError
 from celery_ext.cli.checkup import Check, check_up
@@ -29,6 +29,7 @@ from kombu_delayed.migrate import Move
 from kombu_delayed.migrate import __main__ as command
 from kombu_delayed.store.store import Store
 from tests.kit.compressed import dictionary, entries, is_compressed, kept, make_large
+from tests.kit.connections import forget_connections
 from tests.kit.http import api_client, bury
 from tests.kit.inbox import Connect, Inbox
 from tests.kit.ledger import Ledger
@@ -63,7 +64,7 @@ def settings(server: Server, **more: Any) -> Settings:
 
 @pytest.fixture
 def app(server: Server) -> Iterator[Celery]:
-    pools.reset()  # producers of an earlier app may know that the queue is large
+    forget_connections()  # producers of an earlier app may know that the queue is large
     with make_app(settings(server)) as app:
         yield app
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from kombu import Queue, pools
+from kombu import Queue
 
 from celery_ext.policies import Fair, Limit, Timeout
 from kombu_delayed.store.policies.declared import PolicyRecord, parsed
 from tests.kit.clusters import Cluster
+from tests.kit.connections import forget_connections
 from tests.kit.policed import OpenApp
 
 pytestmark = pytest.mark.usefixtures("new_connections")
@@ -22,7 +23,7 @@ ONE = [{"Limit": {"concurrency": 1}}]
 @pytest.fixture
 def new_connections() -> None:
     """Drop the connections of other tests: a channel offers its policies only once."""
-    pools.reset()
+    forget_connections()
 
 
 def by_region(message: Any) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import redis
-from kombu import pools
 
+from tests.kit.connections import forget_connections
 from tests.kit.ledger import Ledger
 from tests.kit.previous import Previous, install_previous
 from tests.kit.servers import Server
@@ -41,7 +41,7 @@ def settings(server: Server, ledger: Ledger) -> Settings:
 @pytest.fixture
 def senders(previous: Previous, settings: Settings) -> Iterator[list[Callable[..., str]]]:
     """One producer of each version: called with a task's name and the options of `send_task`."""
-    pools.reset()  # no connection that knew the server before it was emptied
+    forget_connections()  # no connection that knew the server before it was emptied
     with ExitStack() as stack:
         app = stack.enter_context(make_app(settings))
         old = stack.enter_context(previous.producer(settings))

@@ -12,10 +12,10 @@ import redis
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
-from kombu import pools
 
 from celery_ext import Delayed
 from celery_ext.cli import delayed
+from tests.kit.connections import forget_connections
 from tests.kit.servers import Server
 from tests.kit.tasks_app import Settings, make_app
 
@@ -80,6 +80,6 @@ class Cli:
 
 @contextmanager
 def cli_on(server: Server, client: redis.Redis) -> Iterator[Cli]:
-    pools.reset()  # no connection that knew the server before it was emptied
+    forget_connections()  # no connection that knew the server before it was emptied
     with make_app(Settings(f"delayed+{server.url}")) as app, closing(Delayed(app)) as backlog:
         yield Cli(app, client, backlog)
