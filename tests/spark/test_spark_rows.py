@@ -411,11 +411,16 @@ def sent(delayed: Delayed, client: redis.Redis, rows: list[Any]) -> dict[str, An
 
 
 @pytest.mark.parametrize("tries", [bulk_module.TRIES, 0])
+@pytest.mark.parametrize("given", [{}, {"args": pa.nulls(COUNT, pa.string())}])
 def test_the_same_messages(
-    tries: int, delayed: Delayed, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any],
+    tries: int,
+    delayed: Delayed,
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Messages that are filled in, and those that Celery makes."""
-    rows, _ = read(columns())
+    rows, _ = read({**columns(), **given})
     calls = sent(delayed, client, [row.call for row in rows])
     monkeypatch.setattr(bulk_module, "TRIES", tries)
     assert sent(delayed, client, rows) == calls

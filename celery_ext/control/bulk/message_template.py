@@ -176,7 +176,7 @@ class Template:
         _, id, args, kwargs, eta, due = row
         if self._check is not None:
             self._check(*args, **kwargs)
-        text = self._filled(id, args, kwargs, eta, None)
+        text = self._filled(id, args or (), kwargs, eta, None)
         if text is None:
             call = row.call
             return self.fill(call.args, call.kwargs, call.options)
