@@ -178,6 +178,23 @@ def test_types_that_spark_cannot_read(
         spark.conf.unset(NANOS_AS_LONG)
 
 
+def test_intervals_of_duckdb(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark has another error for them than for other types that it cannot read."""
+    jvm: Any = spark._jvm
+    parquet, file = jvm.org.apache.parquet, tmp_path / "rows.parquet"
+    schema = parquet.schema.MessageTypeParser.parseMessageType(
+        "message rows { optional fixed_len_byte_array(12) every (INTERVAL); }"
+    )
+    writer = parquet.hadoop.example.ExampleParquetWriter.builder(
+        jvm.org.apache.hadoop.fs.Path(str(file))
+    )
+    writer.withType(schema).build().close()
+    with pytest.raises(
+        OptionError, match=r"column every of \S*rows.parquet has the type INTERVAL,"
+    ):
+        read_rows(spark, str(file))
+
+
 def test_files_with_other_times(spark: SparkSession, tmp_path: Path) -> None:
     for unit in ("ns", "us"):
         rows = {"id": ["a"], "task": ["t"], "eta": pa.array([WHEN], pa.timestamp(unit))}

@@ -126,7 +126,7 @@ def _parquet(spark: SparkSession, path: str) -> DataFrame:
 #: Spark's errors for columns that it cannot read. That for times does not have Parquet's name of
 #: their type.
 _TIME = "UNSUPPORTED_TIME_TYPE"
-_UNREADABLE = ("PARQUET_TYPE_ILLEGAL", _TIME)
+_UNREADABLE = ("PARQUET_TYPE_ILLEGAL", "PARQUET_TYPE_NOT_SUPPORTED", _TIME)
 
 
 def _unreadable(spark: SparkSession, path: str, said: str) -> str:
