@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from kombu_delayed.errors import OptionError
 from kombu_delayed.store.ledgers import CANCEL, RESCHEDULE, SCHEDULE, Job
@@ -23,7 +24,7 @@ from .options import (
 from .sink.registry import JobReport, JobState, end, forget, listed, may_be_done, read_report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -92,7 +93,7 @@ def reschedule(df: DataFrame, **options: Any) -> JobReport:
     like `schedule`.
     """
     # Read all rows of the backlog before any of them moves, or some would be read twice.
-    context = getattr(df.sparkSession, "sparkContext", None)  # Spark Connect has none
+    context = _context(df.sparkSession)
     is_kept = context is not None and context.getCheckpointDir()
     return run_job(df.checkpoint() if is_kept else df.localCheckpoint(), RESCHEDULE, options)
 
@@ -105,13 +106,14 @@ def run_job(df: DataFrame, operation: str, options: dict[str, Any]) -> JobReport
     texts = as_texts({**options, "job_id": given.job_id})
     logger.info("Job %s begins: %s", given.job_id, operation)
     try:
-        if "://" in given.rejects:
-            from .sink.hadoop_rejects import write_rejecting
+        with _stopping(df.sparkSession):
+            if "://" in given.rejects:
+                from .sink.hadoop_rejects import write_rejecting
 
-            write_rejecting(df, given)
-        else:
-            df.write.format(FORMAT).options(**texts).mode("append").save()
-    except KeyboardInterrupt:  # PySpark cancels the job, but may not call its writer
+                write_rejecting(df, given)
+            else:
+                df.write.format(FORMAT).options(**texts).mode("append").save()
+    except KeyboardInterrupt:  # Spark may not call the job's writer
         with suppress(Exception), connected(given) as delayed:
             end(delayed.store, Job(given.job_id, "", given.ledger_seconds, operation), None)
         raise
@@ -131,6 +133,31 @@ def _adopt(spark: Any) -> None:
 
     if isinstance(spark, SparkSession):  # not one of Spark Connect
         spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)
+
+
+@contextmanager
+def _stopping(spark: Any) -> Iterator[None]:
+    """Stop Spark's tasks at an interrupt. In a notebook, PySpark does not."""
+    context = _context(spark)
+    if context is None:
+        yield
+        return
+    tag = f"kombu-delayed-{uuid4()}"
+    context.addJobTag(tag)
+    try:
+        yield
+    except KeyboardInterrupt:
+        with suppress(Exception):
+            context.cancelJobsWithTag(tag)
+        raise
+    finally:
+        with suppress(Exception):  # Java may have ended
+            context.removeJobTag(tag)
+
+
+def _context(spark: Any) -> Any:
+    """The SparkContext of a session. Spark Connect has none: it stops at an interrupt itself."""
+    return getattr(spark, "sparkContext", None)
 
 
 def _check_found(error: Exception) -> None:

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow
@@ -17,9 +19,11 @@ import pyarrow.parquet
 import pytest
 import redis
 from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from celery_ext.spark import forget_job, job_report, jobs
+from celery_ext.spark import forget_job, job_report, jobs, schedule
 from celery_ext.spark.options import WriteOptions
 from celery_ext.spark.sink import registry
 from celery_ext.spark.sink.registry import (
@@ -36,7 +40,8 @@ from kombu_delayed.store.ledgers import CANCEL, Job, LedgerStore
 from kombu_delayed.store.store import Store
 from tests.kit.backlog import check_backlog
 from tests.kit.claims import full
-from tests.kit.spark import Run
+from tests.kit.servers import available_kinds, start_server
+from tests.kit.spark import Run, numbered
 from tests.kit.state import all_keys, entry
 from tests.kit.wait import wait_until
 
@@ -276,6 +281,40 @@ def test_a_key_of_a_job_is_no_job(call: Any, store: Store, url: str) -> None:
     with pytest.raises(OptionError, match="'j:state' is not a job"):
         call("j:state", broker=url)
     assert [each.job_id for each in jobs(broker=url)] == ["j"]
+
+
+def test_an_interrupt_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:
+    """Notebooks replace PySpark's handler of the signal, which would cancel all jobs.
+
+    Has its own server, because Spark may end the job when this test has ended.
+    """
+    context, begun = spark.sparkContext, tmp_path / "begun"
+
+    @F.udf("string", useArrow=False)
+    def never(id: str) -> None:
+        begun.touch()
+        time.sleep(10**6)
+
+    def interrupt() -> None:
+        try:
+            wait_until(begun.exists, "a task runs", 600)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with start_server(available_kinds()[0], tmp_path, port=0) as server:
+        url = f"delayed+{server.url}"
+        thread.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                schedule(numbered(spark, 2, task=never("id")), broker=url)
+            wait_until(lambda: not context.statusTracker().getActiveJobsIds(), "Spark's tasks end")
+        finally:
+            signal.signal(signal.SIGINT, before)
+            context.cancelAllJobs()
+            thread.join()
+        assert only(url).state == "failed"
 
 
 @pytest.mark.parametrize(
