@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from celery_ext.policies import Fair, Limit, Timeout
 from kombu_delayed.store.policies.declared import PolicyRecord, parsed
@@ -136,3 +136,29 @@ def test_consumers_go_before_producers(open_app: OpenApp) -> None:
             assert parsed(found.text)["queue"] == ONE
             assert "patient" in parsed(found.text)["tasks"]
             assert not found.is_offered
+
+
+def delete(channel: Any) -> None:
+    queue = Queue("celery", Exchange("celery"), "celery")(channel)
+    queue.declare()  # a channel only deletes queues whose bindings it knows
+    queue.delete()
+
+
+def test_a_deleted_queue_has_no_declaration(open_app: OpenApp) -> None:
+    """Its consumers declare their policies again. A producer offers its own only once."""
+    with open_app(Limit(concurrency=1)).connection_for_read() as connection:
+        channel = connection.default_channel
+        for _ in range(2):
+            send(app := open_app(Limit(concurrency=2)))
+            channel.basic_get("celery").ack()
+            assert parsed(declared(app).text)["queue"] == ONE
+            delete(channel)
+            assert declared(app) == PolicyRecord()
+
+
+def test_a_deleted_queue_keeps_what_was_offered(open_app: OpenApp) -> None:
+    send(app := open_app(Limit(concurrency=1)))
+    assert (before := declared(app)).is_offered
+    with app.connection_for_write() as connection:
+        delete(connection.default_channel)
+    assert declared(app) == before

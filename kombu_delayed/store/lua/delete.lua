@@ -1,6 +1,9 @@
 -- delete: remove the remains of a purged queue, unless messages have arrived since.
 -- Idempotent.
--- keys: partitions wake armed events unique unique_due waiting ready...
--- returns how many keys were deleted; unacked messages stay with their consumers, dead letters stay
+-- keys: partitions wake armed events unique unique_due waiting policies ready...
+-- returns how many keys were deleted; unacked messages stay with their consumers, dead letters stay, and policies that a producer offered,
+--   because it offers them only once
 if redis.call('EXISTS', partitions, waiting, unpack(ready)) > 0 then return 0 end
-return redis.call('DEL', wake, armed, events, unique, unique_due, wake:sub(1, -5) .. 'expires')
+local count = redis.call('DEL', wake, armed, events, unique, unique_due, wake:sub(1, -5) .. 'expires')
+if (redis.call('HGET', policies, 'version') or ''):sub(1, 8) == 'offered:' then return count end
+return count + redis.call('DEL', policies)
