@@ -373,13 +373,13 @@ class Store(Caller):
     def delete(self, queue: str) -> int:
         """Delete a queue with its messages. Returns their number."""
         count = self.purge(queue)
-        self.ask("delete", queue)
+        self.ask("delete", queue, keeps_offered=1)
         return count
 
     def forget_unused(self, queue: str) -> None:
-        """Forget a queue without messages and consumers."""
+        """Forget a queue without messages and consumers, and all of its policies."""
         if not self.run("EXISTS", self.keys(queue).consumers):
-            self.ask("delete", queue)
+            self.ask("delete", queue, keeps_offered="")
             self.dictionaries.forget_unused(queue, 0)
 
 

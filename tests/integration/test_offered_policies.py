@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 from kombu import Exchange, Queue
 
-from celery_ext.policies import Fair, Limit, Timeout
+from celery_ext.policies import Backoff, Fair, Limit, Timeout
 from kombu_delayed.store.policies.declared import PolicyRecord, parsed
 from tests.kit.clusters import Cluster
 from tests.kit.connections import forget_connections
@@ -162,3 +162,17 @@ def test_a_deleted_queue_keeps_what_was_offered(open_app: OpenApp) -> None:
     with app.connection_for_write() as connection:
         delete(connection.default_channel)
     assert declared(app) == before
+
+
+def test_a_queue_that_deletes_itself_leaves_no_policies(open_app: OpenApp) -> None:
+    app = open_app(Backoff(10), queue="*")
+    passing = Queue("passing", Exchange("passing"), "passing", auto_delete=True)
+    app.send_task("noop", queue=passing)
+    assert declared(app, "passing").is_offered
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+        passing(channel).declare()
+        got: list[Any] = []
+        channel.basic_consume("passing", no_ack=True, callback=got.append, consumer_tag="1")
+        connection.drain_events(timeout=60)
+    assert declared(app, "passing") == PolicyRecord()
