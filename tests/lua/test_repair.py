@@ -235,6 +235,18 @@ def test_a_promise_counts_while_its_consumer_lives(store: Store) -> None:
     assert examine(store) == {}
 
 
+def test_a_token_that_a_consumer_has_taken_for_later(store: Store) -> None:
+    """After a pause, or if another consumer has ended, it is not told by its last claim."""
+    store.schedule("q", [entry("a", 9000)])
+    deliver(store, lease_ms=60_000)
+    store.pauses.pause("q", "ada", "")
+    store.pauses.resume("q")
+    assert store.run("ZPOPMIN", "{q}:wake")[0] == b"due"
+    assert examine(store) == {}
+    store.now = "9000"
+    assert examine(store) == {"silent": (1, 0)}
+
+
 @pytest.mark.parametrize("level", [logging.WARNING, logging.ERROR])
 @pytest.mark.parametrize(
     ("changes", "texts"),
