@@ -97,6 +97,15 @@ class Broker:
             return self._store
 
     @property
+    def errors_of_one_queue(self) -> tuple[type[BaseException], ...]:
+        """The errors of a call after which other queues can be used: those of a Cluster's node.
+
+        Does not connect: a handler of an error should not wait for a broker that is down.
+        """
+        store = self._store
+        return () if store is None else store.errors_of_one_queue
+
+    @property
     def rules(self) -> Rules | None:
         """The rules that decide about its messages, as the app declares them, or None."""
         with self._lock:

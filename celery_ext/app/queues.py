@@ -17,7 +17,6 @@ from kombu_delayed.inspection import backlog as backlogs
 from kombu_delayed.inspection.backlog import Backlog
 from kombu_delayed.inspection.ready.index import ReadyIndex
 from kombu_delayed.store.calls.shards import queue_of
-from kombu_delayed.store.store import Store
 
 from ..errors import QueryError
 from ..tasks.query import ids_of
@@ -40,8 +39,8 @@ class Searched(Protocol):
     """The queues of a broker, or an object that reads them."""
 
     @property
-    def store(self) -> Store:
-        """The store of the queues."""
+    def errors_of_one_queue(self) -> tuple[type[BaseException], ...]:
+        """The errors of a call after which other queues can be used."""
 
     def reachable(self: S) -> S | None:
         """A copy without the nodes of a Cluster that do not answer, or None if all answer."""
@@ -152,7 +151,7 @@ def despite_nodes_down(
     def searching(queues: S, /, *given: P.args, **named: P.kwargs) -> T:
         try:
             return search(queues, *given, **named)
-        except queues.store.errors_of_one_queue as error:
+        except queues.errors_of_one_queue as error:
             rest = queues.reachable()
             if rest is None or not (found := search(rest, *given, **named)):
                 raise

@@ -61,7 +61,7 @@ class QueueCollector(Collector):
                     _add(families, queue, self._delayed.metrics(queue)[queue])
                 except WrongType as error:
                     logger.warning("There are no gauges of queue %s: %s", queue, error)
-                except self._delayed.store.errors_of_one_queue:
+                except self._delayed.errors_of_one_queue:
                     is_up = 0
             families["queues_left_out"].add_metric([], max(len(names) - LIMIT, 0))
             families["broker_up"].add_metric([], is_up)

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 import redis
 
+from celery_ext.app.broker import Broker
 from celery_ext.control.counts import ConsumerInfo
 from celery_ext.http.pages.activity import PART_SECONDS, PARTS, ActivityReader
 from celery_ext.http.pages.views.overview import NOTHING, Alarm, _of_consumer, _of_queue
 from celery_ext.http.service.cache import Cache
 from kombu_delayed.store.store import Store
+from tests.kit.http import api_client, make_app
+from tests.kit.servers import free_port
 
 
 class Clock:
@@ -142,3 +145,19 @@ def test_alarms_of_a_queue(given: dict[str, Any], levels: list[str]) -> None:
 def test_alarms_of_a_consumer(lease: float, unacked: int, count: int) -> None:
     found: list[Alarm] = [*_of_consumer(ConsumerInfo("q", "w", lease, unacked))]
     assert len(found) == count
+
+
+@pytest.mark.parametrize("path", ["/consumers", "/v1/tasks/a"])
+def test_a_broker_that_is_down_is_waited_for_once(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, tried = Broker._connect, list[Broker]()
+
+    def counted(broker: Broker) -> Any:
+        tried.append(broker)
+        return connect(broker)
+
+    monkeypatch.setattr(Broker, "_connect", counted)
+    with make_app(f"redis://127.0.0.1:{free_port()}/0") as app, api_client(app) as api:
+        assert api.get(path).status_code == 503
+    assert len(tried) == 1

@@ -201,7 +201,7 @@ def in_shards(queues: Queues, queue: str, change: Callable[[str], T]) -> list[T]
     for shard in shards_of(queues, queue):
         try:
             found.append(change(shard))
-        except queues.store.errors_of_one_queue as error:
+        except queues.errors_of_one_queue as error:
             failed = error
     if failed is not None and found:
         raise PartlyDone(queue, failed) from failed

@@ -300,7 +300,7 @@ def _shown(view: View, visit: Visit) -> dict[str, Any]:
     missing = Markup()
     try:
         found = view.look(visit)
-    except visit.service.store.errors_of_one_queue:
+    except visit.service.errors_of_one_queue:
         rest = visit.service.reachable()
         found = {"status": 503} if rest is None else view.look(replace(visit, service=rest))
         if found.get("status", 200) != 200:  # a task that is not found may be on such a node

@@ -23,7 +23,6 @@ from celery_ext.control.delayed import Delayed
 from celery_ext.metrics.measuring import measure
 from celery_ext.metrics.queues import registry_of
 from kombu_delayed.store.keys import http_cursors, http_tokens
-from kombu_delayed.store.store import Store
 
 from ..auth.identity import ANYBODY, Identity
 from ..options import HttpOptions
@@ -105,9 +104,9 @@ class Service:
         self._reachable_names, self._reachable_cache = Cache(), Cache()
 
     @property
-    def store(self) -> Store:
-        """The store of the queues."""
-        return self.delayed.store
+    def errors_of_one_queue(self) -> tuple[type[BaseException], ...]:
+        """The errors of a call after which other queues can be used."""
+        return self.delayed.errors_of_one_queue
 
     def reachable(self) -> Service | None:
         """A copy without the nodes of a Cluster that do not answer, or None if all answer."""

@@ -240,7 +240,7 @@ async def get_task(call: Call) -> State:
     try:
         await call.service.together(look_up).run(ask)
         found = ask.state or await call.run(find_elsewhere, call.service, ask)
-    except call.service.store.errors_of_one_queue:
+    except call.service.errors_of_one_queue:
         found = await call.run(find, call.service, ask.identity, ask.id, ask.queue)
     if found is None:
         raise Problem(404, "there is no such task")
