@@ -115,8 +115,11 @@ def fill_gates(app: Celery) -> None:
             for _ in range(count):
                 given = {"queue": queue, "headers": {"tenant": tenant}}
                 app.send_task(task, [chance.randrange(10_000, 99_999)], **given)
+        # All at one instant: between two, a rate would let more tasks run.
+        delayed.store.now = str(int(time.time() * 1000))
         for at in range(1, 30, 10):
             claim(delayed, 10, queue, at, WORKERS[0])
+        delayed.store.now = ""
     pauses = {"by": "maria", "why": "their import sends wrong addresses", "for_": "4h"}
     with patch("celery_ext.control.policies.declared.caller", lambda: "deploy@ci-2"):
         for queue in GATED:
