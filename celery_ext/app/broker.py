@@ -56,6 +56,8 @@ class Broker:
         self._store: Store | None = None
         self._channel: Any = None
         self._lost = False
+        #: The nodes of a Cluster whose queues this copy leaves out; see `reachable`.
+        self.left_out: Collection[Node] = ()
         _all.add(self)
 
     def _after_fork(self) -> None:
@@ -136,9 +138,10 @@ class Broker:
         """A copy without the nodes of a Cluster that do not answer, or None if all answer."""
         store = self.store
         run: Any = store.run
-        if not (down := run.nodes_down()):
+        if store.cluster is None or not (down := run.nodes_down()):
             return None
         other = copy(self)
+        other.left_out = down
         other._store = store.without(down)
         other._store.run = run.without(down)
         return other

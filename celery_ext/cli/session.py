@@ -120,11 +120,8 @@ class Session:
 
 def those_that_answer(delayed: Delayed) -> tuple[Delayed, list[str]]:
     """The queues without those on nodes of a Cluster that do not answer, and these nodes."""
-    rest = delayed.reachable() if delayed.store.cluster else None
-    if rest is None:
-        return delayed, []
-    run: Any = delayed.store.run
-    return rest, sorted(map(str, run.nodes_down()))
+    found = delayed.reachable() or delayed
+    return found, sorted(map(str, found.left_out))
 
 
 def missing_text(down: list[str]) -> str:
