@@ -172,8 +172,8 @@ class Consumers:
         missing = []
         if size.ready and b"now" not in tokens:
             missing.append(f"{size.ready} ready")
-        # A consumer that has taken a token for a later time keeps it until then.
-        is_kept = bool(living) and not self._store.metrics(self._queue).due
-        if size.delayed and not tokens and holder not in living and not is_kept:
-            missing.append(f"{size.delayed} delayed")
+        if size.delayed and not tokens and holder not in living:
+            # A consumer that has taken a token for a later time keeps it until then.
+            if not living or self._store.metrics(self._queue).due:
+                missing.append(f"{size.delayed} delayed")
         return ", ".join(missing), bool(living)
