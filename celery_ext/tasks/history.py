@@ -234,7 +234,7 @@ class TaskHistory:
     @property
     def ended(self) -> datetime | None:
         """When it ended, if that was final."""
-        return self.steps[-1].at if self.is_over and self.steps else None
+        return self.steps[-1].at if self.is_over else None
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, in types that JSON can represent; related ids if it is part of a canvas."""

@@ -175,7 +175,7 @@ class Json(Response):
 
 def _query(request: Request, model: type[BaseModel]) -> Any:
     given: dict[str, Any] = {}
-    # Without a query, which most look-ups have, it need not be parsed.
+    # Most look-ups have no query: then there is nothing to parse.
     items = request.query_params.multi_items() if request.scope["query_string"] else ()
     for name, value in items:
         if name in given:

@@ -301,8 +301,9 @@ def _shown(view: View, visit: Visit) -> dict[str, Any]:
     try:
         found = view.look(visit)
     except visit.service.errors_of_one_queue:
-        rest = visit.service.reachable()
-        found = {"status": 503} if rest is None else view.look(replace(visit, service=rest))
+        if (rest := visit.service.reachable()) is None:
+            raise
+        found = view.look(replace(visit, service=rest))
         if found.get("status", 200) != 200:  # a task that is not found may be on such a node
             raise
         missing = NODE_DOWN
