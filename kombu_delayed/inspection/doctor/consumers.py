@@ -172,8 +172,8 @@ class Consumers:
         missing = []
         if size.ready and b"now" not in tokens:
             missing.append(f"{size.ready} ready")
-        if size.delayed and not tokens and holder not in living:
-            # A consumer that has taken a token for a later time keeps it until then.
-            if not living or self._store.metrics(self._queue).due:
-                missing.append(f"{size.delayed} delayed")
+        is_missed = size.delayed and not tokens and holder not in living
+        # A consumer that has taken a token for a later time keeps it until then.
+        if is_missed and (not living or self._store.metrics(self._queue).due):
+            missing.append(f"{size.delayed} delayed")
         return ", ".join(missing), bool(living)
